@@ -1,0 +1,1 @@
+"""wm_numerics."""

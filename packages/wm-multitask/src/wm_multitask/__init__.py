@@ -1,1 +1,6 @@
-"""wm_multitask."""
+"""Multi-task TD-MPC2 in JAX: in preparation, this version holds no agent yet."""
+
+from importlib.metadata import version
+
+__all__: list[str] = []
+__version__ = version("wm-multitask")

@@ -1,0 +1,79 @@
+"""Environments whose functions exchange one state object, as in Brax and MuJoCo Playground.
+
+`reset(key) -> State` and `step(State, action) -> State`, where a state holds `obs`, `reward` and
+`done`. The bare environment is used: the wrappers of both libraries restart every episode from one
+cached state, lose truncations, or break with typed keys.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wm_collect.actions import ContinuousActions
+from wm_collect.backends.simulator import Simulator, SimulatorStep, as_flag
+
+
+def done_is_termination(state: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Read `done` as a termination.
+
+    Args:
+        state: the library's state after a step.
+
+    Returns:
+        Reward, terminated and truncated, each a scalar.
+    """
+    return state.reward, as_flag(state.done), jnp.array(False)
+
+
+def from_object(
+    env: Any,
+    *,
+    env_id: str,
+    backend: str,
+    terminates: bool | None,
+    episode_length: int,
+    reset_ignores_key: bool = False,
+    outcome: Callable[[Any], tuple[jax.Array, jax.Array, jax.Array]] = done_is_termination,
+) -> Simulator:
+    """Wrap a bare environment of Brax, Playground or the same make.
+
+    Its actions lie in [-1, 1] by the convention of both libraries.
+
+    Args:
+        env: the object, with `reset`, `step` and `action_size`.
+        env_id: name used in messages and files.
+        backend: backend name put on the spec.
+        terminates: whether episodes may end early; None when unknown.
+        episode_length: time limit in simulator steps.
+        reset_ignores_key: whether every episode starts from the same state.
+        outcome: reads reward, terminated and truncated from the state after a step.
+
+    Returns:
+        The environment as a simulator.
+    """
+
+    def reset(key: jax.Array) -> tuple[Any, jax.Array]:
+        state = env.reset(key)
+        return state, state.obs
+
+    def step(key: jax.Array, inner: Any, action: jax.Array) -> SimulatorStep:
+        del key  # these environments draw nothing while stepping
+        # Both libraries write into the dictionaries of the state they are given.
+        state = env.step(jax.tree.map(lambda leaf: leaf, inner), action)
+        reward, terminated, truncated = outcome(state)
+        return SimulatorStep(state, state.obs, reward, terminated, truncated)
+
+    n_actions = int(env.action_size)
+    return Simulator(
+        env_id=env_id,
+        backend=backend,
+        source=env,
+        reset=reset,
+        step=step,
+        actions=ContinuousActions.from_box(-1.0, 1.0, (n_actions,)),
+        episode_length=episode_length,
+        terminates=terminates,
+        reset_ignores_key=reset_ignores_key,
+    )

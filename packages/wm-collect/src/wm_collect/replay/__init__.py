@@ -1,0 +1,5 @@
+"""Replay buffers: rings of rows on the device, written in place, sampled by pure functions."""
+
+from wm_collect.replay.episodes import Batch, EpisodeBuffer, EpisodeBufferState, SliceDraw
+
+__all__ = ["Batch", "EpisodeBuffer", "EpisodeBufferState", "SliceDraw"]

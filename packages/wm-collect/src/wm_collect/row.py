@@ -1,0 +1,49 @@
+"""A row: what one environment contributes at one tick.
+
+Rows are aligned on the observation: a row holds the observation acted on, the action chosen for
+it, and the reward received on entering it. An episode of T agent steps is T + 1 rows: row 0 is the
+reset row and row T the last row, which has an observation and a reward but no action. Replays of
+both agents store rows in this one form and each cuts out of them what it needs.
+"""
+
+import dataclasses
+
+import jax
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of each of N environments; stacks of rows carry further axes in front.
+
+    Three rules tie the flags together. `is_first` and `is_last` exclude one another, because an
+    episode has at least one agent step. Every `is_last` row is followed by an `is_first` row of
+    the same environment, and by nothing else. `is_terminal` implies `is_last`: a last row that is
+    not terminal was cut by the time limit, and its return is to be bootstrapped.
+    """
+
+    obs: jax.Array
+    """Observation acted on at this tick, `[N, O]` float32; on a last row the final observation."""
+    action: jax.Array
+    """The agent's raw action, `[N, A]` float32 in agent units or `[N]` int32; 0 when `is_last`."""
+    reward: jax.Array
+    """Reward received on entering `obs`, `[N]` float32; 0 when `is_first`."""
+    is_first: jax.Array
+    """Whether `obs` comes from a reset, `[N]` bool."""
+    is_last: jax.Array
+    """Whether `obs` is the final observation of its episode, `[N]` bool."""
+    is_terminal: jax.Array
+    """Whether the environment itself ended the episode here, `[N]` bool."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpisodeRecord:
+    """Which of N environments finished an episode at this tick, and how it went."""
+
+    finished: jax.Array
+    """Whether this tick's row is the last of an episode, `[N]` bool."""
+    episode_return: jax.Array
+    """Sum of the episode's rewards, undiscounted, `[N]` float32; 0 where not finished."""
+    episode_length: jax.Array
+    """Agent steps of the episode, `[N]` int32; 0 where not finished."""

@@ -1,0 +1,206 @@
+"""The networks of TD-MPC2 and how their first layers are evaluated together.
+
+Modules are flax.linen; parameters are plain dictionaries. Encoder and dynamics end in
+Linear → LayerNorm → SimNorm, the other networks in a plain linear layer. The Q ensemble is one
+`NormedMLP` whose parameters carry a leading member axis `[Nq, ...]`.
+
+Several networks read the same input (latent and action). Their first layers are then one matrix
+product (`joint_preactivation`), after which each network continues on its own slice: the same
+numbers, with fewer and wider products.
+
+Source: nicklashansen/tdmpc2@b67b21c, common/layers.py, common/world_model.py, common/init.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from wm_numerics.blocks import NormedMLP
+from wm_numerics.dropout import dropout
+from wm_numerics.initializers import normal, zeros
+from wm_tdmpc2.config import TDMPC2Config
+
+Params = Any  # nested dictionaries of arrays
+
+WEIGHT_STD = 0.02
+NORM_EPS = 1e-5
+
+
+def simnorm(x: jax.Array, group: int) -> jax.Array:
+    """Return the softmax over each group of consecutive features, `[..., Z]` to `[..., Z]`.
+
+    Args:
+        x: features, `[..., Z]`.
+        group: features per group; Z must be a multiple of it.
+
+    Source: nicklashansen/tdmpc2@b67b21c, common/layers.py, `SimNorm`.
+    """
+    groups = x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
+    return jax.nn.softmax(groups, axis=-1).reshape(x.shape)
+
+
+class LatentMLP(nn.Module):
+    """Normed hidden layers, then Linear → LayerNorm → SimNorm: encoder and dynamics.
+
+    Maps `[..., I]` to a latent `[..., Z]` in which each group of `simnorm_dim` features is a
+    probability vector.
+    """
+
+    hidden: tuple[int, ...]
+    latent_dim: int
+    simnorm_dim: int
+
+    def setup(self) -> None:
+        """Name the submodules."""
+        self.trunk = _mlp(self.hidden, self.latent_dim)
+        self.norm = nn.LayerNorm(epsilon=NORM_EPS, use_fast_variance=False)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the latent of input `x`."""
+        return self.from_preactivation(self.trunk.preactivation(x))
+
+    def from_preactivation(self, h: jax.Array) -> jax.Array:
+        """Return the latent, given the first linear layer's output."""
+        return simnorm(self.norm(self.trunk.from_preactivation(h)), self.simnorm_dim)
+
+
+def _mlp(hidden: tuple[int, ...], out: int, *, zero_out: bool = False) -> NormedMLP:
+    return NormedMLP(
+        hidden=hidden,
+        activation="mish",
+        norm="layer",
+        norm_eps=NORM_EPS,
+        kernel_init=normal(WEIGHT_STD),
+        out_features=out,
+        out_kernel_init=zeros if zero_out else normal(WEIGHT_STD),
+    )
+
+
+def encoder_module(config: TDMPC2Config) -> LatentMLP:
+    """Return the encoder, `[..., O]` to `[..., Z]`."""
+    hidden = (config.enc_dim,) * (config.num_enc_layers - 1)
+    return LatentMLP(hidden, config.latent_dim, config.simnorm_dim)
+
+
+def dynamics_module(config: TDMPC2Config) -> LatentMLP:
+    """Return the latent dynamics, `[..., Z + A]` to `[..., Z]`."""
+    hidden = (config.mlp_dim, config.mlp_dim)
+    return LatentMLP(hidden, config.latent_dim, config.simnorm_dim)
+
+
+def value_module(config: TDMPC2Config) -> NormedMLP:
+    """Return the reward head, and each Q member: `[..., Z + A]` to logits `[..., K]`.
+
+    The last layer starts at zero, so rewards and values start at exactly 0.
+    """
+    return _mlp((config.mlp_dim, config.mlp_dim), config.num_bins, zero_out=True)
+
+
+def policy_module(config: TDMPC2Config) -> NormedMLP:
+    """Return the policy prior, `[..., Z]` to mean and raw log-std `[..., 2 A]`."""
+    return _mlp((config.mlp_dim, config.mlp_dim), 2 * config.action_dim)
+
+
+def init_params(key: jax.Array, *, config: TDMPC2Config) -> tuple[Params, Params]:
+    """Return fresh world-model and policy parameters; `key` is consumed.
+
+    Weights are N(0, 0.02²), biases 0, normalisation scales 1; the last weight of reward and Q
+    networks is 0.
+
+    Returns:
+        World model `{"encoder", "dynamics", "reward", "q"}` (q with leading member axis `[Nq]`),
+        and the policy prior.
+    """
+    k_enc, k_dyn, k_rew, k_pi, k_q = jax.random.split(key, 5)
+    obs = jnp.zeros((config.obs_dim,))
+    z = jnp.zeros((config.latent_dim,))
+    za = jnp.zeros((config.latent_dim + config.action_dim,))
+
+    def init(module: nn.Module, k: jax.Array, x: jax.Array) -> Params:
+        return module.init(k, x)["params"]
+
+    world_model = {
+        "encoder": init(encoder_module(config), k_enc, obs),
+        "dynamics": init(dynamics_module(config), k_dyn, za),
+        "reward": init(value_module(config), k_rew, za),
+        "q": jax.vmap(lambda k: init(value_module(config), k, za))(
+            jax.random.split(k_q, config.num_q)
+        ),
+    }
+    return world_model, init(policy_module(config), k_pi, z)
+
+
+def first_linear(params: Params) -> tuple[jax.Array, jax.Array]:
+    """Return kernel `[(Nq,) I, M]` and bias `[(Nq,) M]` of a network's first layer."""
+    layer = params.get("trunk", params)["linear_0"]
+    return layer["kernel"], layer["bias"]
+
+
+def joint_linear(networks: Sequence[Params]) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
+    """Concatenate first layers that read the same input into one.
+
+    An ensemble `[Nq, I, M]` counts as Nq networks side by side.
+
+    Returns:
+        Kernel `[I, F]`, bias `[F]`, and the number of columns of each network.
+    """
+    kernels, biases = [], []
+    for params in networks:
+        kernel, bias = first_linear(params)
+        if kernel.ndim == 3:
+            kernel = jnp.moveaxis(kernel, 0, 1).reshape(kernel.shape[1], -1)
+        kernels.append(kernel)
+        biases.append(bias.reshape(-1))
+    widths = tuple(k.shape[1] for k in kernels)
+    return jnp.concatenate(kernels, axis=1), jnp.concatenate(biases), widths
+
+
+def split_columns(h: jax.Array, widths: tuple[int, ...]) -> list[jax.Array]:
+    """Cut the last axis of `h` into pieces of the given widths."""
+    ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
+    return jnp.split(h, ends, axis=-1)
+
+
+def ensemble_from_preactivation(
+    params: Params, h: jax.Array, dropout_key: jax.Array, *, config: TDMPC2Config
+) -> jax.Array:
+    """Return the logits of each member, given all members' first linear outputs.
+
+    Dropout sits before the first normalisation, with an independent mask per member and row.
+
+    Args:
+        params: ensemble parameters, leading axis `[Nq]`.
+        h: first-layer outputs side by side, `[..., Nq * M]`.
+        dropout_key: key of the masks; consumed.
+        config: gives the dropout rate and widths.
+
+    Returns:
+        Logits, `[Nq, ..., K]`.
+    """
+    members = jax.tree.leaves(params)[0].shape[0]
+    h = jnp.moveaxis(h.reshape(*h.shape[:-1], members, -1), -2, 0)
+    if config.dropout > 0:
+        h = dropout(h, dropout_key, config.dropout)
+    module = value_module(config)
+
+    def member(p: Params, x: jax.Array) -> jax.Array:
+        return module.apply({"params": p}, x, method="from_preactivation")
+
+    return jax.vmap(member)(params, h)
+
+
+def select_members(params: Params, pair: jax.Array, *, config: TDMPC2Config) -> Params:
+    """Return the parameters of the drawn pair of members, leading axis `[2]`.
+
+    With two members the pair is always both of them, and order cannot matter because pairs are
+    only averaged or minimised.
+    """
+    if config.num_q == 2:
+        return params
+    return jax.tree.map(
+        lambda p: jnp.stack([jax.lax.dynamic_index_in_dim(p, pair[i], 0, False) for i in (0, 1)]),
+        params,
+    )

@@ -1,0 +1,205 @@
+"""The sampling planner (MPPI): from one observation to one action.
+
+A decision keeps a Gaussian over action sequences `[H, A]`. Each iteration samples candidates
+around it, values them in the latent model, and refits mean and deviation to the elites. A few
+candidates come from the policy prior; they are drawn once per decision and compete in every
+iteration.
+
+Work that cannot change within a decision is done once: every candidate starts from the same
+latent, so the first layers read it once; a policy trajectory keeps its actions, so its rewards
+and final latent are computed once, and only its terminal value is drawn anew.
+
+Source: nicklashansen/tdmpc2@b67b21c, tdmpc2.py, `act`, `plan`, `_estimate_value`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from wm_tdmpc2 import world_model
+from wm_tdmpc2.config import TDMPC2Config
+from wm_tdmpc2.networks import (
+    Params,
+    dynamics_module,
+    joint_linear,
+    split_columns,
+    value_module,
+)
+from wm_tdmpc2.noise import PlanNoise
+
+WEIGHT_EPS = 1e-9
+
+
+class PlanOutput(NamedTuple):
+    """One decision."""
+
+    action: jax.Array  # [A] executed action in [-1, 1]
+    mean: jax.Array  # [H, A] final sampling mean, the next decision's warm start
+    trace: "PlanTrace"
+
+
+class PlanTrace(NamedTuple):
+    """What each iteration saw, for inspection; unused fields cost nothing under jit."""
+
+    value: jax.Array  # [I, N] candidate values, policy trajectories first
+    elite_idx: jax.Array  # [I, E] by decreasing value
+    score: jax.Array  # [I, E] normalised weights
+    mean: jax.Array  # [I, H, A]
+    std: jax.Array  # [I, H, A]
+    pi_actions: jax.Array  # [H, P, A]
+
+
+def plan(
+    wm_params: Params,
+    pi_params: Params,
+    obs: jax.Array,
+    prev_mean: jax.Array,
+    t0: jax.Array,
+    noise: PlanNoise,
+    *,
+    config: TDMPC2Config,
+    eval_mode: bool,
+) -> PlanOutput:
+    """Choose an action for one environment; vmap over environments.
+
+    V(a) = Σ_{t<H} γ^t R(z_t, a_t) + γ^H ½(Q_i + Q_j)(z_H, π(z_H)); elites are weighted by
+    exp(temperature (V − max V)); the deviation starts at `max_std` in every decision and the mean
+    at the previous one shifted by a step. The executed action is the first action of an elite
+    drawn by weight, plus noise unless `eval_mode`.
+
+    Args:
+        wm_params: world-model parameters.
+        pi_params: policy-prior parameters.
+        obs: `[O]`.
+        prev_mean: mean of the previous decision, `[H, A]`.
+        t0: True at an episode's first decision, `[]`; the mean then starts at zero.
+        noise: the draws, see `draw_plan_noise`.
+        config: static configuration.
+        eval_mode: leave out the noise on the executed action (everything else stays random).
+
+    Returns:
+        The action, the new mean, and the iterations' trace.
+    """
+    p, n = config.num_pi_trajs, config.num_samples
+    z = world_model.encode(wm_params, obs, config=config)
+    model = _LatentStep.of(wm_params, config)
+    pi_actions = _policy_trajectories(wm_params, pi_params, z, noise.traj_eps, config=config)
+    pi_return, pi_last_z = _rollout(model, z, pi_actions)
+
+    shifted = jnp.concatenate([prev_mean[1:], jnp.zeros_like(prev_mean[:1])])
+    mean = jnp.where(t0, jnp.zeros_like(prev_mean), shifted)
+    std = jnp.full_like(mean, config.max_std)
+
+    def iterate(
+        carry: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+        draws: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+    ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+        mean, std, _, _ = carry
+        mppi_eps, terminal_eps, q_pair, dropout_key = draws
+        sampled = jnp.clip(mean[:, None] + std[:, None] * mppi_eps, -1, 1)
+        sampled_return, sampled_last_z = _rollout(model, z, sampled)
+        last_z = jnp.concatenate([pi_last_z, sampled_last_z])
+        last_action = world_model.pi(pi_params, last_z, terminal_eps, config=config).action
+        terminal = world_model.q_pair(
+            wm_params["q"], last_z, last_action, q_pair, dropout_key, config=config
+        )
+        value = jnp.concatenate([pi_return, sampled_return])
+        value = value + config.gamma**config.horizon * jnp.mean(terminal, axis=0)
+        value = jnp.nan_to_num(value, nan=0.0)
+
+        elite_value, elite_idx = jax.lax.top_k(value, config.num_elites)
+        candidates = jnp.concatenate([pi_actions, sampled], axis=1)
+        elites = jnp.take(candidates, elite_idx, axis=1)
+        score = jnp.exp(config.temperature * (elite_value - elite_value[0]))
+        score = score / jnp.sum(score)
+        weight = (score / (jnp.sum(score) + WEIGHT_EPS))[None, :, None]
+        mean = jnp.sum(weight * elites, axis=1)
+        variance = jnp.sum(weight * jnp.square(elites - mean[:, None]), axis=1)
+        std = jnp.clip(jnp.sqrt(variance), config.min_std, config.max_std)
+        return (mean, std, elites[0], score), (value, elite_idx, score, mean, std)
+
+    first_actions = jnp.zeros((config.num_elites, config.action_dim))
+    score = jnp.zeros((config.num_elites,))
+    (mean, std, first_actions, score), (value, elite_idx, scores, means, stds) = jax.lax.scan(
+        iterate,
+        (mean, std, first_actions, score),
+        (noise.mppi_eps, noise.terminal_eps, noise.q_pair, noise.dropout),
+    )
+    # Inverse CDF over the elites in descending order of value.
+    cumulative = jnp.cumsum(score)
+    drawn = jnp.sum(cumulative <= noise.elite_uniform * cumulative[-1])
+    action = first_actions[jnp.minimum(drawn, config.num_elites - 1)]
+    if not eval_mode:
+        action = action + std[0] * noise.final_eps
+    trace = PlanTrace(value, elite_idx, scores, means, stds, pi_actions)
+    return PlanOutput(action=jnp.clip(action, -1, 1), mean=mean, trace=trace)
+
+
+class _LatentStep(NamedTuple):
+    """One latent step of many candidates: reward and next latent, first layers shared."""
+
+    dynamics: Params
+    reward: Params
+    kernel: jax.Array  # [Z + A, 2 M], dynamics then reward
+    bias: jax.Array  # [2 M]
+    config: TDMPC2Config
+
+    @classmethod
+    def of(cls, wm_params: Params, config: TDMPC2Config) -> "_LatentStep":
+        kernel, bias, _ = joint_linear([wm_params["dynamics"], wm_params["reward"]])
+        return cls(wm_params["dynamics"], wm_params["reward"], kernel, bias, config)
+
+    def first(self, z: jax.Array, action: jax.Array) -> jax.Array:
+        """Return the first layers' output at one common latent `[Z]` for actions `[N, A]`."""
+        z_dim = self.config.latent_dim
+        return action @ self.kernel[z_dim:] + (z @ self.kernel[:z_dim] + self.bias)
+
+    def later(self, z: jax.Array, action: jax.Array) -> jax.Array:
+        """Return the first layers' output at latents `[N, Z]` for actions `[N, A]`."""
+        return jnp.concatenate([z, action], axis=-1) @ self.kernel + self.bias
+
+    def finish(self, h: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return decoded rewards `[N]` and next latents `[N, Z]` from the first layers' output."""
+        h_dynamics, h_reward = split_columns(h, (self.config.mlp_dim, self.config.mlp_dim))
+        next_z = dynamics_module(self.config).apply(
+            {"params": self.dynamics}, h_dynamics, method="from_preactivation"
+        )
+        logits = value_module(self.config).apply(
+            {"params": self.reward}, h_reward, method="from_preactivation"
+        )
+        return self.config.two_hot.mean(logits), next_z
+
+
+def _rollout(model: _LatentStep, z: jax.Array, actions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the discounted reward sums `[N]` and last latents `[N, Z]` of sequences `[H, N, A]`.
+
+    All sequences start from the latent `z` `[Z]`. The loop is unrolled: H is small, and the
+    first step is cheaper than the others.
+    """
+    total = jnp.zeros(actions.shape[1])
+    zs = z
+    for t in range(model.config.horizon):
+        h = model.first(z, actions[t]) if t == 0 else model.later(zs, actions[t])
+        reward, zs = model.finish(h)
+        total = total + model.config.gamma**t * reward
+    return total, zs
+
+
+def _policy_trajectories(
+    wm_params: Params,
+    pi_params: Params,
+    z: jax.Array,
+    eps: jax.Array,
+    *,
+    config: TDMPC2Config,
+) -> jax.Array:
+    """Return the actions `[H, P, A]` of trajectories sampled from the policy prior."""
+    zs = jnp.broadcast_to(z, (config.num_pi_trajs, config.latent_dim))
+    actions = []
+    for t in range(config.horizon):
+        action = world_model.pi(pi_params, zs, eps[t], config=config).action
+        actions.append(action)
+        if t < config.horizon - 1:
+            zs = world_model.next(wm_params, zs, action, config=config)
+    return jnp.stack(actions)

@@ -1,0 +1,100 @@
+"""When to act at random, when to learn and how often: closed forms of the absolute tick.
+
+Episodes have a fixed length T and all environments run in lockstep, so tick i is a held tick iff
+i mod (T + 1) = T, and the environment steps done before tick i are N (i − ⌊i / (T + 1)⌋). With
+one environment this is the paper-era trainer exactly: S + 1 random actions, a burst of S updates
+after the last of them, then one update per environment step. More environments generalise it
+(deviation T28).
+
+All functions accept Python integers or traced int32 ticks.
+
+Source: nicklashansen/tdmpc2@b67b21c, trainer/online_trainer.py, `OnlineTrainer.train`.
+"""
+
+import dataclasses
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from wm_tdmpc2.config import TDMPC2Config
+
+Tick = TypeVar("Tick", int, jax.Array)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The schedule of one run; every method is static arithmetic.
+
+    Attributes:
+        episode_length: T, agent steps per episode.
+        n_envs: environments in lockstep, N.
+        seed_steps: S, environment steps of the seed phase.
+        updates_per_step: updates per environment step afterwards.
+    """
+
+    episode_length: int
+    n_envs: int
+    seed_steps: int
+    updates_per_step: float
+
+    @classmethod
+    def of(cls, config: TDMPC2Config) -> "Schedule":
+        """Return the schedule of a configuration."""
+        return cls(
+            config.agent_episode_length,
+            config.n_envs,
+            config.seed_steps,
+            config.updates_per_step,
+        )
+
+    @property
+    def updates_per_tick(self) -> int:
+        """Updates on a stepping tick after the burst: max(1, round(N r))."""
+        return max(1, round(self.n_envs * self.updates_per_step))
+
+    @property
+    def burst_tick(self) -> int:
+        """The tick of the burst: total steps first exceed S and a round is committed."""
+        # Steps per environment after which N * steps > S.
+        steps = self.seed_steps // self.n_envs + 1
+        # The first round is committed on tick T; the first stepping tick after it is T + 1.
+        steps = max(steps, self.episode_length + 1)
+        return self.tick_of_step(steps - 1)
+
+    def tick_of_step(self, step: int) -> int:
+        """Return the tick on which every environment takes its step number `step` (from 0)."""
+        return step + step // self.episode_length
+
+    def is_held(self, tick: Tick) -> bool | jax.Array:
+        """Return whether `tick` emits the last row of an episode and steps nothing."""
+        return tick % (self.episode_length + 1) == self.episode_length
+
+    def is_random(self, tick: Tick) -> bool | jax.Array:
+        """Return whether actions on `tick` are uniformly random (the seed phase)."""
+        return tick <= self.burst_tick
+
+    def env_steps_before(self, tick: Tick) -> Tick:
+        """Return the environment steps, over all environments, done before `tick`."""
+        return self.n_envs * (tick - tick // (self.episode_length + 1))
+
+    def updates_before(self, tick: Tick) -> Tick:
+        """Return the updates done before `tick`."""
+        burst = self.burst_tick
+        period = self.episode_length + 1
+        # Held ticks and stepping ticks in (burst, tick).
+        ticks = tick - 1 - burst
+        held = tick // period - (burst + 1) // period
+        later = self.seed_steps + (ticks - held) * self.updates_per_tick
+        if isinstance(tick, int):
+            return later if tick > burst else 0
+        return jnp.where(tick > burst, later, 0)
+
+    def n_ticks(self, n_timesteps: int) -> int:
+        """Return the ticks of a run of at least `n_timesteps` environment steps.
+
+        Steps are rounded up to whole ticks; the held tick of an episode that ends with the run
+        is included, so that the episode is committed and counted.
+        """
+        steps = -(-n_timesteps // self.n_envs)
+        return steps + steps // self.episode_length

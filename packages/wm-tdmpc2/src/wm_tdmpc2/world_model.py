@@ -1,0 +1,139 @@
+"""The world model as pure functions: encode, next, reward, q and the policy prior pi.
+
+All functions take parameters first, accept any leading axes, and return raw logits where a head
+is two-hot; `config.two_hot.mean` turns logits into scalars.
+
+Source: nicklashansen/tdmpc2@b67b21c, common/world_model.py, common/math.py.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from wm_tdmpc2.config import TDMPC2Config
+from wm_tdmpc2.networks import (
+    Params,
+    dynamics_module,
+    encoder_module,
+    ensemble_from_preactivation,
+    joint_linear,
+    policy_module,
+    select_members,
+    split_columns,
+    value_module,
+)
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+TANH_EPS = 1e-6
+
+
+class PolicySample(NamedTuple):
+    """A sample of the policy prior; axes `[..., A]` except `log_pi` `[...]`."""
+
+    action: jax.Array  # squashed sample in (-1, 1)
+    mean: jax.Array  # squashed mean
+    log_std: jax.Array  # of the Gaussian before squashing
+    log_pi: jax.Array  # the paper-era log-probability (see `pi`)
+
+
+def encode(wm_params: Params, obs: jax.Array, *, config: TDMPC2Config) -> jax.Array:
+    """Return the latent `[..., Z]` of observations `[..., O]`."""
+    return encoder_module(config).apply({"params": wm_params["encoder"]}, obs)
+
+
+def next(wm_params: Params, z: jax.Array, action: jax.Array, *, config: TDMPC2Config) -> jax.Array:
+    """Return the predicted next latent `[..., Z]` of latents `[..., Z]` and actions `[..., A]`."""
+    za = jnp.concatenate([z, action], axis=-1)
+    return dynamics_module(config).apply({"params": wm_params["dynamics"]}, za)
+
+
+def reward(
+    wm_params: Params, z: jax.Array, action: jax.Array, *, config: TDMPC2Config
+) -> jax.Array:
+    """Return reward logits `[..., K]` of the transition that `action` starts."""
+    za = jnp.concatenate([z, action], axis=-1)
+    return value_module(config).apply({"params": wm_params["reward"]}, za)
+
+
+def q(
+    q_params: Params,
+    z: jax.Array,
+    action: jax.Array,
+    dropout_key: jax.Array,
+    *,
+    config: TDMPC2Config,
+) -> jax.Array:
+    """Return the logits `[Nq, ..., K]` of every member in `q_params`.
+
+    Dropout is active in every call, as in the paper-era code (its ensemble never leaves training
+    mode).
+    """
+    kernel, bias, _ = joint_linear([q_params])
+    # The action's rows are applied apart from the latent's: where only the action carries a
+    # gradient (policy loss), nothing is propagated back into the latent.
+    h = z @ kernel[: z.shape[-1]] + (action @ kernel[z.shape[-1] :] + bias)
+    return ensemble_from_preactivation(q_params, h, dropout_key, config=config)
+
+
+def q_pair(
+    q_params: Params,
+    z: jax.Array,
+    action: jax.Array,
+    pair: jax.Array,
+    dropout_key: jax.Array,
+    *,
+    config: TDMPC2Config,
+) -> jax.Array:
+    """Return the decoded values `[2, ...]` of the drawn pair of members.
+
+    Only the drawn pair is evaluated: the reference evaluates all members and keeps two, which
+    has the same distribution. Deviations: T31.
+    """
+    members = select_members(q_params, pair, config=config)
+    return config.two_hot.mean(q(members, z, action, dropout_key, config=config))
+
+
+def reward_and_q(
+    wm_params: Params,
+    z: jax.Array,
+    action: jax.Array,
+    dropout_key: jax.Array,
+    *,
+    config: TDMPC2Config,
+) -> tuple[jax.Array, jax.Array]:
+    """Return reward logits `[..., K]` and all Q logits `[Nq, ..., K]`, first layers shared."""
+    kernel, bias, widths = joint_linear([wm_params["reward"], wm_params["q"]])
+    h = jnp.concatenate([z, action], axis=-1) @ kernel + bias
+    h_reward, h_q = split_columns(h, widths)
+    reward_logits = value_module(config).apply(
+        {"params": wm_params["reward"]}, h_reward, method="from_preactivation"
+    )
+    return reward_logits, ensemble_from_preactivation(
+        wm_params["q"], h_q, dropout_key, config=config
+    )
+
+
+def pi(pi_params: Params, z: jax.Array, eps: jax.Array, *, config: TDMPC2Config) -> PolicySample:
+    """Sample the policy prior at latents `[..., Z]` with standard normal `eps` `[..., A]`.
+
+    log σ = log_std_min + ½ (log_std_max − log_std_min)(tanh(l) + 1); u = m + ε σ; a = tanh(u);
+    log_pi = A (Σ_d(−½ ε_d² − log σ_d) − ½ ln 2π) − Σ_d ln(relu(1 − a_d²) + 1e-6).
+
+    The Gaussian part, its constant included, is scaled by the action dimension and the squash
+    correction is not: the paper-era code's form, with gradient through both.
+
+    Source: nicklashansen/tdmpc2@b67b21c, common/world_model.py, `WorldModel.pi`;
+    common/math.py, `gaussian_logprob`, `squash`.
+    """
+    out = policy_module(config).apply({"params": pi_params}, z)
+    mean, raw_log_std = jnp.split(out, 2, axis=-1)
+    half_range = 0.5 * (config.log_std_max - config.log_std_min)
+    log_std = config.log_std_min + half_range * (jnp.tanh(raw_log_std) + 1)
+    action = jnp.tanh(mean + eps * jnp.exp(log_std))
+    gaussian = jnp.sum(-0.5 * jnp.square(eps) - log_std, axis=-1) - HALF_LOG_2PI
+    # relu, not maximum: its gradient at exactly 0 is 0, where a saturated tanh would give ½.
+    room = jax.nn.relu(1 - jnp.square(action)) + TANH_EPS
+    log_pi = config.action_dim * gaussian - jnp.sum(jnp.log(room), axis=-1)
+    return PolicySample(action=action, mean=jnp.tanh(mean), log_std=log_std, log_pi=log_pi)

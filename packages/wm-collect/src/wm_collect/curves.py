@@ -1,0 +1,142 @@
+"""A picture of how a run learned, drawn from its log rows."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wm_collect.sinks import read_rows
+
+_TRAIN = "Train/episodic mean reward"
+_EVAL = "Eval/episodic mean reward"
+_EVAL_STD = "Eval/episodic std reward"
+_LOSS = "Loss/"
+_COLORS = ("#0b62a4", "#d1495b", "#2e8b57", "#8a5fbf", "#c77c11", "#4c4c4c")
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def plot_learning_curve(
+    runs: Rows | str | os.PathLike[str] | Mapping[str, Rows | str | os.PathLike[str]],
+    path: str | os.PathLike[str],
+    title: str = "",
+) -> Path:
+    """Draw returns over environment steps, and losses below them if there are any.
+
+    Training returns are thin dots with their running median, evaluations a line, with a band of one
+    standard deviation over the episodes where `Eval/episodic std reward` is logged.
+
+    Args:
+        runs: log rows, the path of a `metrics.jsonl`, or a mapping from a label to either, drawn
+            over each other.
+        path: picture to write; its ending chooses the format.
+        title: written above.
+
+    Returns:
+        The path written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    labelled = runs if isinstance(runs, Mapping) else {"": runs}
+    tables = {
+        label: read_rows(rows) if isinstance(rows, str | os.PathLike) else list(rows)
+        for label, rows in labelled.items()
+    }
+    losses = _loss_names(tables.values())
+    figure = Figure(figsize=(8, 7 if losses else 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2 if losses else 1, 1, sharex=True, squeeze=False)[:, 0]
+    axes[0].set_title(title, loc="left")
+    for index, (label, rows) in enumerate(tables.items()):
+        _draw_returns(axes[0], rows, label, _COLORS[index % len(_COLORS)], len(tables) > 1)
+    axes[0].set_ylabel("episode return")
+    if losses:
+        _draw_losses(axes[1], tables, losses)
+    for axis in axes:
+        _finish(axis)
+    axes[-1].set_xlabel("environment steps")
+    figure.savefig(path)
+    return Path(path)
+
+
+def _series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the environment steps and values of the rows that have a finite value of a metric."""
+    points = [
+        (row.get("timestep", row.get("tick", i)), row[name])
+        for i, row in enumerate(rows)
+        if row.get(name) is not None and math.isfinite(row[name])
+    ]
+    xy = np.asarray(points, np.float64).reshape(-1, 2)
+    return xy[:, 0], xy[:, 1]
+
+
+def _running_median(values: np.ndarray) -> np.ndarray:
+    """Return the median of the values around each, over a tenth of the run (at least 5)."""
+    half = max(2, len(values) // 20)
+    return np.array(
+        [np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
+    )
+
+
+def _draw_returns(axis: Any, rows: Rows, label: str, color: str, overlaid: bool) -> None:
+    prefix = f"{label}: " if label else ""
+    train_color = color if overlaid else "#8c8c8c"
+    x, y = _series(rows, _TRAIN)
+    if len(x):
+        axis.plot(x, y, ".", color=train_color, alpha=0.35, markersize=3)
+        axis.plot(
+            x,
+            _running_median(y),
+            "--" if overlaid else "-",
+            color=train_color,
+            linewidth=1,
+            label=f"{prefix}training, running median",
+        )
+    x, y = _series(rows, _EVAL)
+    if len(x):
+        axis.plot(x, y, "-o", color=color, linewidth=1.8, markersize=4, label=f"{prefix}evaluation")
+        xs, std = _series(rows, _EVAL_STD)
+        if len(xs) == len(x):
+            axis.fill_between(x, y - std, y + std, color=color, alpha=0.15, linewidth=0)
+
+
+def _loss_names(tables: Any) -> list[str]:
+    names = dict.fromkeys(
+        name for rows in tables for row in rows for name in row if name.startswith(_LOSS)
+    )
+    return [name for name in names if any(len(_series(rows, name)[0]) for rows in tables)]
+
+
+def _draw_losses(axis: Any, tables: Mapping[str, Rows], names: list[str]) -> None:
+    styles = ("-", "--", ":", "-.")
+    for n, name in enumerate(names):
+        for index, rows in enumerate(tables.values()):
+            x, y = _series(rows, name)
+            axis.plot(
+                x,
+                y,
+                styles[index % len(styles)],
+                color=f"C{n % 10}",
+                linewidth=1,
+                marker="." if len(x) == 1 else None,
+                label=name.removeprefix(_LOSS) if index == 0 else None,
+            )
+    axis.set_yscale("symlog", linthresh=1e-2)
+    axis.set_ylabel("loss")
+
+
+def _finish(axis: Any) -> None:
+    axis.grid(True, alpha=0.25)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=8, frameon=False, ncols=2)
+    else:
+        axis.text(
+            0.5, 0.5, "nothing logged yet", ha="center", va="center", transform=axis.transAxes
+        )
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")

@@ -192,7 +192,13 @@ class SimulatedEnvironment:
     def _repeated_step(self, key: jax.Array, inner: Any, env_action: jax.Array) -> tuple[Any, ...]:
         """Repeat the action, frozen after the simulator step that ends the episode (E17)."""
         keys = jax.random.split(key, self.spec.action_repeat)
-        first = self._simulator_step(keys[0], inner, env_action)
+        nothing_yet = (
+            inner,
+            jnp.zeros((self.spec.obs_dim,), jnp.float32),
+            jnp.zeros((), jnp.float32),
+            jnp.zeros((), bool),
+            jnp.zeros((), bool),
+        )
 
         def sub_step(carry: tuple[Any, ...], sub_key: jax.Array) -> tuple[tuple[Any, ...], None]:
             inner, _, total, terminated, cut = carry
@@ -202,7 +208,7 @@ class SimulatedEnvironment:
             ended = terminated | cut
             return jax.tree.map(lambda old, new: jnp.where(ended, old, new), carry, moved), None
 
-        return jax.lax.scan(sub_step, first, keys[1:])[0]
+        return jax.lax.scan(sub_step, nothing_yet, keys)[0]
 
     def _simulator_step(self, key: jax.Array, inner: Any, env_action: jax.Array) -> tuple[Any, ...]:
         result = self.simulator.step(key, self._layout.unpack(inner), env_action)

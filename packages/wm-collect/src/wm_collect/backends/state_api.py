@@ -14,6 +14,20 @@ import jax.numpy as jnp
 from wm_collect.actions import ContinuousActions
 from wm_collect.backends.simulator import Simulator, SimulatorStep, as_flag
 
+# Wrappers of brax 0.14.2 and playground 0.2.0 that batch, count steps or reset.
+_WRAPPERS = frozenset(
+    {
+        "AutoResetWrapper",
+        "BraxAutoResetWrapper",
+        "BraxDomainRandomizationVmapWrapper",
+        "DomainRandomizationVmapWrapper",
+        "EpisodeWrapper",
+        "EvalWrapper",
+        "MadronaWrapper",
+        "VmapWrapper",
+    }
+)
+
 
 def done_is_termination(state: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Read `done` as a termination.
@@ -52,7 +66,11 @@ def from_object(
 
     Returns:
         The environment as a simulator.
+
+    Raises:
+        ValueError: the environment is inside one of the libraries' wrappers.
     """
+    _refuse_wrappers(env, env_id)
 
     def reset(key: jax.Array) -> tuple[Any, jax.Array]:
         state = env.reset(key)
@@ -77,3 +95,16 @@ def from_object(
         terminates=terminates,
         reset_ignores_key=reset_ignores_key,
     )
+
+
+def _refuse_wrappers(env: Any, env_id: str) -> None:
+    """Raise if a wrapper that steps, batches or resets differently lies around the environment."""
+    layer = env
+    while layer is not None:
+        if type(layer).__name__ in _WRAPPERS:
+            raise ValueError(
+                f"The environment {env_id!r} is wrapped in {type(layer).__name__}; pass the bare "
+                f"environment, because batching, time limit, action repeat and resets are done "
+                f"by wm_collect."
+            )
+        layer = vars(layer).get("env") if hasattr(layer, "__dict__") else None

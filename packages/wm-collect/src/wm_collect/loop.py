@@ -15,29 +15,17 @@ length, and cutting a run into other chunks cannot change its results.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from wm_collect import extensions as ext
 from wm_collect import randomness
+from wm_collect.environment import as_typed_key
+from wm_collect.row import EpisodeRecord
 
 State = TypeVar("State")
-
-
-class FinishedEpisodes(Protocol):
-    """What `Algorithm.collect` reports of the episodes that ended at a tick.
-
-    Attributes:
-        finished: whether the environment's episode ended with this row, bool `[N]`.
-        episode_return: undiscounted sum of rewards, valid where finished, `[N]`.
-        episode_length: agent steps, valid where finished, int32 `[N]`.
-    """
-
-    finished: jax.Array
-    episode_return: jax.Array
-    episode_length: jax.Array
 
 
 def _nothing(state: Any) -> dict[str, jax.Array]:
@@ -55,7 +43,7 @@ class Algorithm:
     Attributes:
         name: how messages call the agent.
         init: `init(key) -> state`.
-        collect: `collect(state, tick, key) -> (state, FinishedEpisodes)`: emits and stores the
+        collect: `collect(state, tick, key) -> (state, EpisodeRecord)`: emits and stores the
             tick's rows. `tick` is the absolute index, int32 `[]` without a seed axis.
         update: `update(state, tick, key) -> (state, metrics)`: one update of the whole agent.
             `metrics` has exactly the names in `metric_names`, each a scalar.
@@ -75,7 +63,7 @@ class Algorithm:
 
     name: str
     init: Callable[[jax.Array], Any]
-    collect: Callable[[Any, jax.Array, jax.Array], tuple[Any, FinishedEpisodes]]
+    collect: Callable[[Any, jax.Array, jax.Array], tuple[Any, EpisodeRecord]]
     update: Callable[[Any, jax.Array, jax.Array], tuple[Any, dict[str, jax.Array]]]
     updates_before: Callable[[Any], Any]
     metric_names: tuple[str, ...]
@@ -146,9 +134,6 @@ class ChunkReport:
     trained_finite: jax.Array
 
 
-Chunk = Callable[[RunState, jax.Array, jax.Array, jax.Array], tuple[RunState, ChunkReport]]
-
-
 def init_run(algorithm: Algorithm, extensions: Sequence[Any], seed_key: jax.Array) -> RunState:
     """Return the state of a fresh run at tick 0, after the extensions' `pretrain` phases.
 
@@ -164,7 +149,7 @@ def init_run(algorithm: Algorithm, extensions: Sequence[Any], seed_key: jax.Arra
         ValueError: an extension implements a phase that the agent does not run.
     """
     extensions = ext.check_extensions(extensions, algorithm.supported_phases, algorithm.name)
-    seed_key = randomness.typed_key(seed_key)
+    seed_key = as_typed_key(seed_key)
     agent = algorithm.init(jax.random.fold_in(seed_key, randomness.INIT_STREAM))
     agent, carries = ext.start_extensions(extensions, agent, seed_key)
     return RunState(agent=agent, extensions=carries)
@@ -176,7 +161,7 @@ def make_chunk(
     *,
     max_chunk_ticks: int,
     seeds_batched: bool,
-) -> Chunk:
+) -> jax.stages.Wrapped:
     """Return the jitted function that advances a run from tick `start` to tick `stop`.
 
     `chunk(run_state, seed_keys, start, stop) -> (run_state, report)` runs the ticks `start` to

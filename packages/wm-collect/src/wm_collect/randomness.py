@@ -35,25 +35,6 @@ EVAL_METRICS = 1
 MAX_SEED = 2**32 - 1
 
 
-def typed_key(key: jax.Array) -> jax.Array:
-    """Return `key` as a typed key: legacy `uint32[..., 2]` keys are wrapped, typed ones kept.
-
-    Args:
-        key: `jax.random.key(seed)` or the older `jax.random.PRNGKey(seed)`.
-
-    Raises:
-        TypeError: `key` is neither.
-    """
-    if isinstance(key, jax.Array):
-        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-            return key
-        if key.dtype == jnp.uint32 and key.ndim >= 1:
-            return jax.random.wrap_key_data(key)
-    raise TypeError(
-        f"a random key must come from jax.random.key(seed), got {type(key).__name__}: {key!r}."
-    )
-
-
 def seed_keys(seeds: int | Sequence[int]) -> jax.Array:
     """Return the key of a seed, `[]`, or the keys of a list of seeds, `[S]`.
 

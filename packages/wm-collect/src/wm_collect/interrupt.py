@@ -1,0 +1,56 @@
+"""Ctrl-C during training: the first asks the run to stop in good order, the second aborts.
+
+While a chunk computes, the main thread waits in Python, in short sleeps: inside JAX's own wait a
+signal would not be seen before the computation is over.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+_LONGEST_SLEEP = 0.02
+
+
+class StopRequest:
+    """Context manager that turns the first Ctrl-C into the flag `requested`.
+
+    A second Ctrl-C raises `KeyboardInterrupt` at once. Python delivers signals to the main thread
+    only; elsewhere this does nothing and Ctrl-C keeps its usual meaning.
+    """
+
+    def __init__(self, on_request: Callable[[], None] = lambda: None) -> None:
+        """Remember what to call when the first Ctrl-C arrives."""
+        self.requested = False
+        self._on_request = on_request
+        self._previous: Any = None
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        self._on_request()
+
+
+def wait_until_ready(array: Any) -> None:
+    """Wait for the computation that makes the `jax.Array`, answering signals meanwhile."""
+    sleep = 1e-4
+    while not array.is_ready():
+        time.sleep(sleep)
+        sleep = min(2 * sleep, _LONGEST_SLEEP)

@@ -1,0 +1,164 @@
+"""The compiled programs of a run: its start, its chunk and its evaluation, built before any work.
+
+All are traced first, so that a mistake in a user's function shows at once, then compiled one by
+one. What is compiled and how long it takes is announced, and where JAX keeps a cache on disk the
+next start of the same run loads them from there.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wm_collect import extensions as ext
+from wm_collect import metrics, randomness
+from wm_collect.compile_cache import count_compilations, quiet_xla
+from wm_collect.evaluate import Evaluation
+from wm_collect.loop import Algorithm, ChunkReport, RunState, init_run, make_chunk
+from wm_collect.progress import RunProgress, format_number
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """Compiled functions of a run, for the run's own shapes only.
+
+    Attributes:
+        chunk: see `wm_collect.loop.make_chunk`.
+        evaluation: `evaluation(run_state, seed_keys, tick) -> {name: [] or [S]}`, or None if there
+            is nothing to evaluate.
+    """
+
+    chunk: Callable[..., tuple[RunState, ChunkReport]]
+    evaluation: Callable[..., dict[str, jax.Array]] | None
+
+
+def prepare(
+    algorithm: Algorithm,
+    extensions: Sequence[Any],
+    evaluate: Callable[[Any, jax.Array], Evaluation] | None,
+    seed_keys: jax.Array,
+    initial: RunState | None,
+    max_chunk_ticks: int,
+    progress: RunProgress,
+) -> tuple[Programs, RunState]:
+    """Compile a run's programs, and make its initial state if none is given.
+
+    Args:
+        algorithm: the agent's functions.
+        extensions: checked extensions.
+        evaluate: measures the agent; None if only the extensions' `eval_metrics` should run.
+        seed_keys: `[]`, or `[S]` for seeds side by side.
+        initial: the state of a resumed run.
+        max_chunk_ticks: the longest chunk.
+        progress: where the compilations are announced.
+
+    Returns:
+        The programs, and the state to start from.
+
+    Raises:
+        ValueError: `initial` is not a state of this agent, these seeds and these extensions.
+    """
+    seeds_batched = seed_keys.ndim == 1
+    tick = jax.ShapeDtypeStruct((), jnp.int32)
+
+    def start(seed_key: jax.Array) -> RunState:
+        return init_run(algorithm, extensions, seed_key)
+
+    init = jax.jit(jax.vmap(start) if seeds_batched else start)
+    chunk = make_chunk(
+        algorithm, extensions, max_chunk_ticks=max_chunk_ticks, seeds_batched=seeds_batched
+    )
+    evaluation = _evaluation(extensions, evaluate, seeds_batched)
+
+    progress.set_phase("tracing the programs")
+    template = jax.eval_shape(init, seed_keys)
+    if initial is not None:
+        check_same_form(initial, template)
+    lowered_chunk = chunk.lower(template, seed_keys, tick, tick)
+    lowered_evaluation = evaluation and evaluation.lower(template, seed_keys, tick)
+
+    compiled_chunk = _compile(lowered_chunk, "training program", progress)
+    compiled_evaluation = lowered_evaluation and _compile(
+        lowered_evaluation, "evaluation program", progress
+    )
+    if initial is None:
+        compiled_init = _compile(init.lower(seed_keys), "initial state", progress)
+        initial = compiled_init(seed_keys)
+    return Programs(compiled_chunk, compiled_evaluation), initial
+
+
+def check_same_form(state: Any, template: Any) -> None:
+    """Raise unless `state` has the tree, shapes and dtypes of `template`.
+
+    Raises:
+        ValueError: it has not; the message names the first difference.
+    """
+    given = dict(jax.tree_util.tree_leaves_with_path(state))
+    needed = dict(jax.tree_util.tree_leaves_with_path(template))
+    for path in [*needed, *(path for path in given if path not in needed)]:
+        described = [
+            f"{leaves[path].dtype}{list(leaves[path].shape)}" if path in leaves else "absent"
+            for leaves in (given, needed)
+        ]
+        if described[0] != described[1]:
+            raise ValueError(
+                f"the initial state does not fit this run: {jax.tree_util.keystr(path)} is "
+                f"{described[0]} but the run needs {described[1]}. Resume with the settings, seeds "
+                "and extensions the state was made with."
+            )
+
+
+def _evaluation(
+    extensions: Sequence[Any],
+    evaluate: Callable[[Any, jax.Array], Evaluation] | None,
+    seeds_batched: bool,
+) -> Any:
+    """Return the jitted evaluation, or None if neither the agent nor an extension has one."""
+    reporting = any("eval_metrics" in ext.implemented_phases(e) for e in extensions)
+    if evaluate is None and not reporting:
+        return None
+
+    def evaluation(
+        run_state: RunState, seed_key: jax.Array, tick: jax.Array
+    ) -> dict[str, jax.Array]:
+        key = randomness.evaluation_key(seed_key, tick)
+        row: dict[str, jax.Array] = {}
+        if evaluate is not None:
+            measured = evaluate(run_state.agent, jax.random.fold_in(key, randomness.EVALUATE))
+            row[metrics.EVAL_RETURN] = jnp.mean(measured.episode_return)
+            row[metrics.EVAL_LENGTH] = jnp.mean(measured.episode_length.astype(jnp.float32))
+        added = ext.evaluation_metrics(
+            extensions,
+            run_state.agent,
+            run_state.extensions,
+            jax.random.fold_in(key, randomness.EVAL_METRICS),
+        )
+        for name, value in added.items():
+            if jnp.ndim(value) != 0:
+                raise ValueError(
+                    f"the evaluation metric {name} of an extension must be a scalar, got shape "
+                    f"{jnp.shape(value)}: reduce it, for example with its mean."
+                )
+            row[metrics.metric_key(name, "Eval")] = jnp.asarray(value)
+        return row
+
+    return jax.jit(jax.vmap(evaluation, in_axes=(0, 0, None)) if seeds_batched else evaluation)
+
+
+def _compile(lowered: Any, what: str, progress: RunProgress) -> Any:
+    progress.set_phase(f"compiling the {what}")
+    began = time.monotonic()
+    with quiet_xla(), count_compilations() as counts:
+        compiled = lowered.compile()
+    seconds = format_number(round(time.monotonic() - began, 1))
+    if counts.loaded and not counts.compiled:
+        progress.message(f"loaded the {what} from the cache in {seconds} s")
+    else:
+        kept = (
+            " (kept for the next start)" if jax.config.values["jax_compilation_cache_dir"] else ""
+        )
+        progress.message(f"compiled the {what} in {seconds} s{kept}")
+    return compiled

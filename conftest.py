@@ -36,7 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     # Two test runs may share the cache folder; a half-written entry is compiled again.
     config.addinivalue_line(
-        "filterwarnings", "ignore:Error (reading|writing) persistent compilation cache entry:UserWarning"
+        "filterwarnings",
+        "ignore:Error (reading|writing) persistent compilation cache entry:UserWarning",
     )
 
 

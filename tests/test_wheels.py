@@ -1,0 +1,87 @@
+"""The built wheels, installed into environments that hold nothing else.
+
+Third-party versions come from the workspace's lock, so that they are already in uv's cache and
+the tests do not change with the day; a cache without them is filled from the index.
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from . import workspace
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source distribution of every package."""
+    folder = tmp_path_factory.mktemp("wheels")
+    workspace.run(workspace.uv(), "build", "--all-packages", "--out-dir", folder)
+    return folder
+
+
+def install(environment: Path, wheels: Path, *packages: str) -> Path:
+    """Make an environment with these of our packages, and return its interpreter.
+
+    The wheels are named by file: nothing of ours may come from an index.
+    """
+    files = [next(wheels.glob(f"{package.replace('-', '_')}-*.whl")) for package in packages]
+    uv = workspace.uv()
+    locked = environment.with_suffix(".txt")
+    workspace.run(
+        *(uv, "export", "--frozen", "--quiet", "--all-packages", "--all-extras", "--no-dev"),
+        *("--no-hashes", "--no-emit-workspace", "--no-annotate", "--output-file", locked),
+    )
+    workspace.run(uv, "venv", "--python", sys.executable, environment)
+    python = workspace.python_of(environment)
+    workspace.run(uv, "pip", "install", "--python", python, "--constraints", locked, *files)
+    return python
+
+
+@pytest.mark.parametrize("package", workspace.PACKAGES)
+def test_a_wheel_holds_its_package_typed_and_licensed_and_no_tests(wheels: Path, package: str):
+    module = package.replace("-", "_")
+    (wheel,) = wheels.glob(f"{module}-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+
+    assert f"{module}/__init__.py" in names
+    assert f"{module}/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert {name.split("/")[0] for name in names} == {
+        module,
+        f"{wheel.name.split('-py3')[0]}.dist-info",
+    }
+
+
+NUMERICS_ALONE = """
+import importlib.util
+import sys
+
+import numpy as np
+
+from wm_numerics import TwoHot, symexp, symlog
+
+np.testing.assert_allclose(symlog(np.float32(np.e - 1)), 1.0, rtol=1e-6)
+np.testing.assert_allclose(symexp(symlog(np.float32(-42.0))), -42.0, rtol=1e-5)
+for two_hot in (TwoHot.tdmpc2(), TwoHot.dreamerv3()):
+    np.testing.assert_allclose(two_hot.decode(two_hot.encode(np.float32(3.7))), 3.7, rtol=1e-4)
+
+others = "flax optax chex gymnax wm_collect wm_dreamer wm_tdmpc2 wm_multitask".split()
+imported = [name for name in others if name in sys.modules]
+assert not imported, imported
+installed = [name for name in others if importlib.util.find_spec(name)]
+assert not installed, installed
+print("symlog and two-hot work alone")
+"""
+
+
+@pytest.mark.slow
+def test_wm_numerics_works_with_nothing_but_jax_and_numpy(wheels: Path, tmp_path: Path):
+    python = install(tmp_path / "numerics", wheels, "wm-numerics")
+
+    printed = workspace.run(python, "-I", "-c", NUMERICS_ALONE, cwd=tmp_path)
+
+    assert printed.endswith("symlog and two-hot work alone\n")

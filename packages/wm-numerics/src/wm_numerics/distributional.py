@@ -174,8 +174,8 @@ class TwoHot:
     def mean(self, logits: ArrayLike) -> jax.Array:
         """Return the decoded mean of softmax(logits).
 
-        It is `decode(softmax(logits))` with the division done after the sum. Exactly 0 for equal logits. The gradient with respect to the mean in bin space e is
-        p_k·(b_k − e).
+        It is `decode(softmax(logits))` with the division done after the sum. Exactly 0 for equal
+        logits. The gradient of the mean in bin space, e, is p_k·(b_k − e).
 
         Args:
             logits: `[..., K]`.

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 # Above this rate the gaps are so short that one uniform per unit is as cheap.
 _LARGEST_SPARSE_RATE = 0.1
 # Positions are int32 sums of gaps; up to this many units they cannot overflow.
-_LARGEST_SPARSE_SIZE = 2**25
+_LARGEST_SPARSE_SIZE = 2**24
+# Row length of the running sum over gaps.
+_ROW = 16
 
 
 def dropped_units(key: jax.Array, rate: float, size: int) -> jax.Array:
@@ -70,14 +72,26 @@ def dropout(x: jax.Array, key: jax.Array, rate: float) -> jax.Array:
 def _dropped_positions(key: jax.Array, rate: float, size: int) -> jax.Array:
     """Return increasing positions of dropped units; those at or beyond `size` are to be ignored."""
     # Mean plus 8 standard deviations (and 8 more, for sizes where few are dropped) of the number of
-    # dropped units; needing more has a probability below 1e-13.
+    # dropped units; needing more has a probability below 1e-13. Rounded up to whole rows of the
+    # running sum, which also keeps the count even: JAX draws an odd count several times slower.
     expected = rate * size
-    n_gaps = min(size, math.ceil(expected + 8 * math.sqrt(expected) + 8))
+    n_gaps = math.ceil((expected + 8 * math.sqrt(expected) + 8) / _ROW) * _ROW
     # An exponential variable divided by −ln(1 − rate) and rounded down is geometric:
     # P(gap ≥ g) = (1 − rate)^g.
     gaps = jnp.floor(jax.random.exponential(key, (n_gaps,)) / -math.log1p(-rate))
     gaps = jnp.minimum(gaps, size).astype(jnp.int32)
-    return jnp.cumsum(gaps + 1) - 1
+    return _running_sum(gaps + 1) - 1
+
+
+def _running_sum(x: jax.Array) -> jax.Array:
+    """Return the cumulative sum of `[n]`, n a multiple of 16: within rows of 16, then over rows.
+
+    The same integers as `jnp.cumsum`, in half its time on a CPU.
+    """
+    within = jax.lax.associative_scan(jnp.add, x.reshape(-1, _ROW), axis=1)
+    totals = within[:, -1]
+    before = jnp.cumsum(totals) - totals
+    return (within + before[:, None]).reshape(-1)
 
 
 def _check_rate(rate: float) -> None:

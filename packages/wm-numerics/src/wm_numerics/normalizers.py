@@ -73,7 +73,8 @@ class ReturnNormalizer:
     """DreamerV3's return normaliser ("retnorm"): the range between two percentiles, averaged.
 
     low ← (1 − rate)·low + rate·percentile(x, 5), likewise high with 95; then
-    scale = max(limit, high − low) and offset = low. Both averages start at 0 and are not debiased. Call `update` first, then read.
+    scale = max(limit, high − low) and offset = low. Both averages start at 0 and are not debiased.
+    Call `update` first, then read.
 
     Attributes:
         rate: weight of the new percentile in the moving average, in (0, 1].

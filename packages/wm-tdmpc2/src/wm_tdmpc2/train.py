@@ -1,0 +1,197 @@
+"""TD-MPC2 assembled for the training loop: one seed's state, collection, updates and evaluation."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from wm_collect.collector import (
+    CollectorState,
+    Policy,
+    collect_static,
+    init_collector,
+    random_policy,
+)
+from wm_collect.environment import Environment
+from wm_collect.evaluate import Evaluation, evaluate_policy
+from wm_collect.loop import Algorithm
+from wm_collect.replay import EpisodeBuffer, EpisodeBufferState
+from wm_collect.row import EpisodeRecord
+from wm_tdmpc2.config import TDMPC2Config
+from wm_tdmpc2.noise import PlanNoise, draw_plan_noise, draw_update_noise
+from wm_tdmpc2.planner import plan
+from wm_tdmpc2.schedule import Schedule
+from wm_tdmpc2.update import METRIC_NAMES, Batch, LearnerState, init_learner, update
+
+NAME = "TD-MPC2"
+
+# What a seed's key is folded with to start a run.
+_LEARNER, _RESET = 0, 1
+# What an update's key is folded with.
+_SAMPLE, _NOISE = 0, 1
+
+
+@flax.struct.dataclass
+class TDMPC2State:
+    """One seed's whole state between two ticks."""
+
+    learner: LearnerState
+    collector: CollectorState  # its policy carry is the planner's previous mean, [N, H, A]
+    buffer: EpisodeBufferState
+
+
+def episode_buffer(config: TDMPC2Config, total_env_steps: int) -> EpisodeBuffer:
+    """Return the replay of a run of `total_env_steps` environment steps."""
+    return EpisodeBuffer.for_run(
+        config.buffer_size,
+        total_env_steps,
+        n_envs=config.n_envs,
+        episode_length=config.agent_episode_length,
+        obs_dim=config.obs_dim,
+        action_dim=config.action_dim,
+        horizon=config.horizon,
+    )
+
+
+def make_algorithm(env: Environment, config: TDMPC2Config, buffer: EpisodeBuffer) -> Algorithm:
+    """Return the functions the training loop runs, for one environment and configuration."""
+    schedule = Schedule.of(config)
+    buffer.check_sampleable(schedule.burst_tick)
+    act_randomly = random_policy(env.spec)
+
+    def init(key: jax.Array) -> TDMPC2State:
+        return TDMPC2State(
+            learner=init_learner(jax.random.fold_in(key, _LEARNER), config=config),
+            collector=init_collector(
+                env,
+                config.n_envs,
+                jax.random.fold_in(key, _RESET),
+                initial_mean(config, config.n_envs),
+            ),
+            buffer=buffer.init(),
+        )
+
+    def collect(
+        state: TDMPC2State, tick: jax.Array, key: jax.Array
+    ) -> tuple[TDMPC2State, EpisodeRecord]:
+        planner = planning_policy(state.learner, config=config, eval_mode=False)
+
+        def policy(carry: Any, *inputs: Any) -> Any:
+            # The planner is not called in the seed phase: its mean stays at zero (deviation T32).
+            return jax.lax.cond(
+                schedule.is_random(tick), act_randomly, planner, carry, *inputs
+            )
+
+        collector, row, _, episodes = collect_static(env, state.collector, tick, key, policy)
+        return (
+            state.replace(collector=collector, buffer=buffer.add(state.buffer, row, tick)),
+            episodes,
+        )
+
+    def learn(
+        state: TDMPC2State, tick: jax.Array, key: jax.Array
+    ) -> tuple[TDMPC2State, dict[str, jax.Array]]:
+        batch = buffer.sample(
+            state.buffer, jax.random.fold_in(key, _SAMPLE), tick, config.batch_size
+        )
+        noise = draw_update_noise(jax.random.fold_in(key, _NOISE), config=config)
+        learner, metrics = update(state.learner, Batch(*batch), noise, config=config)
+        return state.replace(learner=learner), metrics
+
+    return Algorithm(
+        name=NAME,
+        init=init,
+        collect=collect,
+        update=learn,
+        updates_before=schedule.updates_before,
+        metric_names=METRIC_NAMES,
+        n_envs=config.n_envs,
+        trained=lambda state: state.learner,
+        counters=lambda state: {
+            "n_offschedule_dones": state.collector.n_offschedule_dones,
+            "n_terminations": state.collector.n_terminations,
+        },
+        check=partial(_check_counters, env.spec.env_id, config.agent_episode_length),
+    )
+
+
+def initial_mean(config: TDMPC2Config, n_envs: int) -> jax.Array:
+    """Return the planner's carry before its first decision: zeros `[N, H, A]`."""
+    return jnp.zeros((n_envs, config.horizon, config.action_dim))
+
+
+def planning_policy(learner: LearnerState, *, config: TDMPC2Config, eval_mode: bool) -> Policy:
+    """Return the policy that plans for each environment; its carry is the previous mean.
+
+    The environments share the drawn Q pairs of a tick, so that one pair of networks serves all
+    of them; everything else is drawn per environment (deviation T28).
+    """
+    noise_axes = PlanNoise(
+        traj_eps=0,
+        mppi_eps=0,
+        terminal_eps=0,
+        dropout=0,
+        q_pair=None,
+        elite_uniform=0,
+        final_eps=0,
+    )
+
+    def decide(
+        prev_mean: jax.Array, obs: jax.Array, t0: jax.Array, noise: PlanNoise
+    ) -> tuple[jax.Array, jax.Array]:
+        decision = plan(
+            learner.wm_params,
+            learner.pi_params,
+            obs,
+            prev_mean,
+            t0,
+            noise,
+            config=config,
+            eval_mode=eval_mode,
+        )
+        return decision.action, decision.mean
+
+    def policy(
+        prev_mean: jax.Array, obs: jax.Array, is_first: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array, None]:
+        keys = jax.random.split(key, obs.shape[0])
+        noise = jax.vmap(lambda k: draw_plan_noise(k, config=config))(keys)
+        noise = noise._replace(q_pair=noise.q_pair[0])
+        action, mean = jax.vmap(decide, in_axes=(0, 0, 0, noise_axes))(
+            prev_mean, obs, is_first, noise
+        )
+        return action, mean, None
+
+    return policy
+
+
+def make_evaluator(
+    env: Environment, config: TDMPC2Config, n_episodes: int, *, record: bool = False
+) -> Callable[[TDMPC2State, jax.Array], Evaluation]:
+    """Return the function that evaluates a state: the planner without final noise, own carry."""
+
+    def evaluate(state: TDMPC2State, key: jax.Array) -> Evaluation:
+        policy = planning_policy(state.learner, config=config, eval_mode=True)
+        carry = initial_mean(config, n_episodes)
+        return evaluate_policy(env, policy, carry, n_episodes, key, record=record)
+
+    return evaluate
+
+
+def _check_counters(env_id: str, length: int, counters: dict[str, int]) -> str | None:
+    terminations = counters["n_terminations"]
+    if terminations:
+        return (
+            f"{env_id} terminated {terminations} episode(s), but TD-MPC2 treats every episode end "
+            "as a time limit and would learn wrong values; use a task that never terminates."
+        )
+    offschedule = counters["n_offschedule_dones"]
+    if offschedule:
+        return (
+            f"{env_id} ended episodes off schedule {offschedule} time(s): every episode must take "
+            f"exactly {length} agent steps; correct episode_length or the environment."
+        )
+    return None

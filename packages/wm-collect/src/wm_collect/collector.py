@@ -15,6 +15,7 @@ argument that is not mapped, so that the branch of `collect_static` stays a bran
 """
 
 import dataclasses
+import functools
 from typing import Any, Protocol
 
 import jax
@@ -55,34 +56,41 @@ class Policy(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollectorState:
-    """What the next tick of collection needs: N environments and their rows to come."""
+    """What the next tick of collection needs: N environments and their rows to come.
+
+    Attributes:
+        env_state: states of the environments, a pytree with leading axis `[N]`.
+        obs: observation of the row to come, `[N, O]` float32.
+        reward: reward of the row to come, `[N]` float32.
+        is_first: whether the row to come is a reset row, `[N]` bool.
+        is_last: whether the row to come ends its episode, `[N]` bool.
+        is_terminal: whether the row to come is a true termination, `[N]` bool.
+        policy_carry: the policy's memory, any pytree.
+        episode_return: rewards of the running episode in the rows emitted so far, summed, `[N]`
+            float32.
+        episode_length: agent steps of the running episode that led to the rows emitted so far,
+            `[N]` int32.
+        env_steps: agent steps taken so far by all environments together, `[]` int32; held rows
+            count none.
+        rows: rows emitted so far by all environments together, `[]` int32.
+        n_offschedule_dones: static mode: episode ends before row T, or missing at row T, so far,
+            `[]` int32.
+        n_terminations: agent steps that ended in a true termination so far, `[]` int32.
+    """
 
     env_state: Any
-    """States of the environments, a pytree with leading axis `[N]`."""
     obs: jax.Array
-    """Observation of the row to come, `[N, O]` float32."""
     reward: jax.Array
-    """Reward of the row to come, `[N]` float32."""
     is_first: jax.Array
-    """Whether the row to come is a reset row, `[N]` bool."""
     is_last: jax.Array
-    """Whether the row to come ends its episode, `[N]` bool."""
     is_terminal: jax.Array
-    """Whether the row to come is a true termination, `[N]` bool."""
     policy_carry: Any
-    """The policy's memory, any pytree."""
     episode_return: jax.Array
-    """Rewards of the running episode in the rows emitted so far, summed, `[N]` float32."""
     episode_length: jax.Array
-    """Agent steps of the running episode that led to the rows emitted so far, `[N]` int32."""
     env_steps: jax.Array
-    """Agent steps taken so far by all environments together, `[]` int32; held rows count none."""
     rows: jax.Array
-    """Rows emitted so far by all environments together, `[]` int32."""
     n_offschedule_dones: jax.Array
-    """Static mode: episode ends before row T, or missing at row T, so far, `[]` int32."""
     n_terminations: jax.Array
-    """Agent steps that ended in a true termination so far, `[]` int32."""
 
 
 @jax.tree_util.register_dataclass
@@ -170,11 +178,13 @@ def collect_static(
     last_row = env.spec.episode_length
     row_index = tick % (last_row + 1)
 
+    # The held branch has no action and no extras of its own, but must return their shapes. The
+    # inlined jit remembers its trace, so that asking for them does not trace the policy twice.
+    @functools.partial(jax.jit, inline=True)
     def stepping() -> tuple[jax.Array, Any, Any, _Entered]:
         action, carry, extras = _act(env, state, key, policy)
         return action, carry, extras, _step(env, state, action, key)
 
-    # The held branch has no action and no extras of its own, but must return their shapes.
     action_like, _, extras_like, _ = jax.eval_shape(stepping)
 
     def holding() -> tuple[jax.Array, Any, Any, _Entered]:

@@ -20,30 +20,38 @@ class Row:
     episode has at least one agent step. Every `is_last` row is followed by an `is_first` row of
     the same environment, and by nothing else. `is_terminal` implies `is_last`: a last row that is
     not terminal was cut by the time limit, and its return is to be bootstrapped.
+
+    Attributes:
+        obs: observation acted on at this tick, `[N, O]` float32; on a last row the final
+            observation.
+        action: the agent's raw action, `[N, A]` float32 in agent units or `[N]` int32; 0 when
+            `is_last`.
+        reward: reward received on entering `obs`, `[N]` float32; 0 when `is_first`.
+        is_first: whether `obs` comes from a reset, `[N]` bool.
+        is_last: whether `obs` is the final observation of its episode, `[N]` bool.
+        is_terminal: whether the environment itself ended the episode here, `[N]` bool.
     """
 
     obs: jax.Array
-    """Observation acted on at this tick, `[N, O]` float32; on a last row the final observation."""
     action: jax.Array
-    """The agent's raw action, `[N, A]` float32 in agent units or `[N]` int32; 0 when `is_last`."""
     reward: jax.Array
-    """Reward received on entering `obs`, `[N]` float32; 0 when `is_first`."""
     is_first: jax.Array
-    """Whether `obs` comes from a reset, `[N]` bool."""
     is_last: jax.Array
-    """Whether `obs` is the final observation of its episode, `[N]` bool."""
     is_terminal: jax.Array
-    """Whether the environment itself ended the episode here, `[N]` bool."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpisodeRecord:
-    """Which of N environments finished an episode at this tick, and how it went."""
+    """Which of N environments finished an episode at this tick, and how it went.
+
+    Attributes:
+        finished: whether this tick's row is the last of an episode, `[N]` bool.
+        episode_return: sum of the episode's rewards, undiscounted, `[N]` float32; 0 where not
+            finished.
+        episode_length: agent steps of the episode, `[N]` int32; 0 where not finished.
+    """
 
     finished: jax.Array
-    """Whether this tick's row is the last of an episode, `[N]` bool."""
     episode_return: jax.Array
-    """Sum of the episode's rewards, undiscounted, `[N]` float32; 0 where not finished."""
     episode_length: jax.Array
-    """Agent steps of the episode, `[N]` int32; 0 where not finished."""

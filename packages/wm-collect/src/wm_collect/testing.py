@@ -303,7 +303,6 @@ def _check_against_spec(
     for tick in range(1, first.shape[0]):
         row_index[tick] = np.where(first[tick], 0, row_index[tick - 1] + 1)
     limit = spec.episode_length
-    _none(row_index > limit, f"an episode is longer than {limit} agent steps")
     _none((row_index == limit) & ~last, f"an episode goes on after {limit} agent steps")
     if spec.fixed_length:
         _none(last & (row_index < limit), f"an episode is shorter than {limit} agent steps")

@@ -24,36 +24,45 @@ from wm_collect.row import Row
 
 
 class EpisodeBufferState(NamedTuple):
-    """The rows of R rounds of N episodes; row k of an episode is its k-th observation."""
+    """The rows of R rounds of N episodes; row k of an episode is its k-th observation.
+
+    Attributes:
+        obs: `[R, N, T + 1, O]` float32.
+        action: action chosen at each observation, `[R, N, T + 1, A]` float32; 0 in row T.
+        reward: reward on entering each observation, `[R, N, T + 1]` float32; 0 in row 0.
+    """
 
     obs: jax.Array
-    """`[R, N, T + 1, O]` float32."""
     action: jax.Array
-    """Action chosen at each observation, `[R, N, T + 1, A]` float32; 0 in row T."""
     reward: jax.Array
-    """Reward on entering each observation, `[R, N, T + 1]` float32; 0 in row 0."""
 
 
 class SliceDraw(NamedTuple):
-    """Where the B slices of a batch begin."""
+    """Where the B slices of a batch begin.
+
+    Attributes:
+        round: slot of the round in the ring, `[B]` int32.
+        env: environment, `[B]` int32.
+        offset: first row of the slice within its episode, `[B]` int32, 0 to T − H inclusive.
+    """
 
     round: jax.Array
-    """Slot of the round in the ring, `[B]` int32."""
     env: jax.Array
-    """Environment, `[B]` int32."""
     offset: jax.Array
-    """First row of the slice within its episode, `[B]` int32, 0 to T − H inclusive."""
 
 
 class Batch(NamedTuple):
-    """B slices of H agent steps, time first."""
+    """B slices of H agent steps, time first.
+
+    Attributes:
+        obs: observations o_0 to o_H, `[H + 1, B, O]` float32.
+        action: actions a_0 to a_{H−1}, a_t chosen at o_t, `[H, B, A]` float32.
+        reward: rewards r_0 to r_{H−1}, r_t received on entering o_{t+1}, `[H, B]` float32.
+    """
 
     obs: jax.Array
-    """Observations o_0 to o_H, `[H + 1, B, O]` float32."""
     action: jax.Array
-    """Actions a_0 to a_{H−1}, a_t chosen at o_t, `[H, B, A]` float32."""
     reward: jax.Array
-    """Rewards r_0 to r_{H−1}, r_t received on entering o_{t+1}, `[H, B]` float32."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,23 +71,25 @@ class EpisodeBuffer:
 
     All functions are for one seed; under `jax.vmap` over seeds the tick stays unbatched.
 
+    Attributes:
+        n_rounds: R, the slots of the ring, the running round's included.
+        n_envs: N, the environments in lockstep.
+        episode_length: T, in agent steps.
+        obs_dim: O.
+        action_dim: A.
+        horizon: H, the agent steps of a slice.
+
     Raises:
         ValueError: a size is not a positive whole number, the ring has no slot beside the running
             round, a slice is longer than an episode, or the rows are too many to be indexed.
     """
 
     n_rounds: int
-    """R, the slots of the ring, the running round's included."""
     n_envs: int
-    """N."""
     episode_length: int
-    """T, in agent steps."""
     obs_dim: int
-    """O."""
     action_dim: int
-    """A."""
     horizon: int
-    """H, agent steps of a slice."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

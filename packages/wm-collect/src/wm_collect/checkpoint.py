@@ -213,22 +213,7 @@ class Checkpoints:
         path = self.path(tick)
         try:
             with self._explained(path, tick):
-                record = _read_record(path)
-                stored = [Leaf.from_json(leaf) for leaf in record["leaves"]]
-                difference = first_difference(stored, leaf_table(template))
-                if difference is not None:
-                    raise CheckpointError(
-                        f"The checkpoint {path} does not fit: {difference}; it was saved by another "
-                        "agent, model size, environment or number of seeds, so resume with the "
-                        "settings the run was started with."
-                    )
-                verify_manifest(path)
-                try:
-                    state = read_arrays(path / _ARRAYS, stored, template)
-                except Exception as error:
-                    reason = f"its arrays cannot be read ({_reason(error)})"
-                    raise ManifestError(reason) from error
-                return state, _metadata(record)
+                return _read_checkpoint(path, template)
         except CheckpointError as error:
             if not fallback or error.fallback_tick is None:
                 raise
@@ -307,6 +292,24 @@ class Checkpoints:
                 verify_manifest(self.path(older))
                 return older
         return None
+
+
+def _read_checkpoint(path: Path, template: State) -> tuple[State, dict[str, Any]]:
+    """Read one checkpoint, after comparing it with the template and with its manifest."""
+    record = _read_record(path)
+    stored = [Leaf.from_json(leaf) for leaf in record["leaves"]]
+    difference = first_difference(stored, leaf_table(template))
+    if difference is not None:
+        raise CheckpointError(
+            f"The checkpoint {path} does not fit: {difference}; it was saved by another agent, model "
+            "size, environment or number of seeds, so resume with the settings the run was started "
+            "with."
+        )
+    verify_manifest(path)
+    try:
+        return read_arrays(path / _ARRAYS, stored, template), _metadata(record)
+    except Exception as error:
+        raise ManifestError(f"its arrays cannot be read ({_reason(error)})") from error
 
 
 def _read_record(path: Path) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def plot_learning_curve(
     axes = figure.subplots(2 if losses else 1, 1, sharex=True, squeeze=False)[:, 0]
     axes[0].set_title(title, loc="left")
     for index, (label, rows) in enumerate(tables.items()):
-        _draw_returns(axes[0], rows, label, _COLORS[index % len(_COLORS)], len(tables) > 1)
+        _draw_returns(axes[0], rows, label, _COLORS[index % len(_COLORS)])
     axes[0].set_ylabel("episode return")
     if losses:
         _draw_losses(axes[1], tables, losses)
@@ -82,26 +82,29 @@ def _running_median(values: np.ndarray) -> np.ndarray:
     )
 
 
-def _draw_returns(axis: Any, rows: Rows, label: str, color: str, overlaid: bool) -> None:
-    prefix = f"{label}: " if label else ""
-    train_color = color if overlaid else "#8c8c8c"
+def _draw_returns(axis: Any, rows: Rows, label: str, color: str) -> None:
+    """Draw one run: training grey if it is alone, else dashed in the run's colour."""
+    train_color = color if label else "#8c8c8c"
     x, y = _series(rows, _TRAIN)
     if len(x):
         axis.plot(x, y, ".", color=train_color, alpha=0.35, markersize=3)
         axis.plot(
             x,
             _running_median(y),
-            "--" if overlaid else "-",
+            "--" if label else "-",
             color=train_color,
             linewidth=1,
-            label=f"{prefix}training, running median",
+            label=f"{label}: training" if label else "training (dots), running median",
         )
     x, y = _series(rows, _EVAL)
     if len(x):
-        axis.plot(x, y, "-o", color=color, linewidth=1.8, markersize=4, label=f"{prefix}evaluation")
-        xs, std = _series(rows, _EVAL_STD)
-        if len(xs) == len(x):
-            axis.fill_between(x, y - std, y + std, color=color, alpha=0.15, linewidth=0)
+        name = f"{label}: evaluation" if label else "evaluation"
+        axis.plot(x, y, "-o", color=color, linewidth=1.8, markersize=4, label=name)
+        with_spread = [row for row in rows if _EVAL_STD in row]
+        x, y = _series(with_spread, _EVAL)
+        _, std = _series(with_spread, _EVAL_STD)
+        if len(std) == len(x):
+            axis.fill_between(x, y - std, y + std, color=color, alpha=0.12, linewidth=0)
 
 
 def _loss_names(tables: Any) -> list[str]:
@@ -125,7 +128,12 @@ def _draw_losses(axis: Any, tables: Mapping[str, Rows], names: list[str]) -> Non
                 marker="." if len(x) == 1 else None,
                 label=name.removeprefix(_LOSS) if index == 0 else None,
             )
-    axis.set_yscale("symlog", linthresh=1e-2)
+    values = np.concatenate([_series(rows, name)[1] for rows in tables.values() for name in names])
+    if np.all(values > 0):
+        axis.set_yscale("log")
+    else:  # policy losses are negative; the linear part then spans the smallest sizes drawn
+        sizes = np.abs(values[values != 0])
+        axis.set_yscale("symlog", linthresh=np.quantile(sizes, 0.05) if len(sizes) else 1.0)
     axis.set_ylabel("loss")
 
 
@@ -136,7 +144,9 @@ def _finish(axis: Any) -> None:
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=8, frameon=False, ncols=2)
     else:
+        axis.tick_params(labelbottom=False, labelleft=False)
         axis.text(
             0.5, 0.5, "nothing logged yet", ha="center", va="center", transform=axis.transAxes
         )
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 _WINDOW_SECONDS = 30.0
@@ -53,7 +52,8 @@ class RunProgress:
         self.title = title
         self.phase = ""
         self._values: dict[str, float] = {}
-        self._marks: deque[tuple[float, int]] = deque()
+        self._marks: deque[tuple[float, int]] = deque()  # (seconds, steps) of recent advances
+        self._last_mark: float | None = None
         self._phases_printed: set[str] = set()
         self._console = Console(file=stream or sys.stdout, quiet=not enabled, highlight=False)
         self._live: Live | None = None
@@ -88,7 +88,7 @@ class RunProgress:
             return
         self.phase = text
         self._phase_began = time.monotonic()
-        self._marks.clear()  # a rate measured across phases would mix them
+        self._last_mark = time.monotonic()  # evaluating or saving does not count in the speed
         if self._live is None and text and text not in self._phases_printed:
             self._phases_printed.add(text)
             self._console.print(Text(text))
@@ -96,9 +96,11 @@ class RunProgress:
     def advance(self, step: int) -> None:
         """Set the environment steps done so far."""
         now = time.monotonic()
+        if self._last_mark is not None:
+            self._marks.append((now - self._last_mark, step - self.step))
+        self._last_mark = now
         self.step = step
-        self._marks.append((now, step))
-        while len(self._marks) > 2 and now - self._marks[0][0] > _WINDOW_SECONDS:
+        while len(self._marks) > 1 and sum(t for t, _ in self._marks) > _WINDOW_SECONDS:
             self._marks.popleft()
 
     def log_row(self, row: Mapping[str, Any]) -> None:
@@ -119,50 +121,38 @@ class RunProgress:
 
     @property
     def rate(self) -> float:
-        """Environment steps per second over the last half minute of this phase, NaN if unknown."""
-        if len(self._marks) < 2:
-            return math.nan
-        (t0, s0), (t1, s1) = self._marks[0], self._marks[-1]
-        return (s1 - s0) / (t1 - t0) if t1 > t0 else math.nan
+        """Return environment steps per second over the last half minute spent on them, or NaN."""
+        seconds = sum(t for t, _ in self._marks)
+        return sum(n for _, n in self._marks) / seconds if seconds > 0 else math.nan
 
     def _line(self) -> str:
-        parts = [f"step {self.step:,}/{self.total:,}", *self._speed()]
-        parts += [
+        return " · ".join([self._position(), *self._numbers()])
+
+    def _position(self) -> str:
+        parts = [f"step {self.step:,}/{self.total:,}"]
+        if self.rate > 0:
+            eta = (self.total - self.step) / self.rate
+            parts += [f"{format_number(self.rate)} steps/s", f"eta {format_duration(eta)}"]
+        return " · ".join(parts)
+
+    def _numbers(self) -> list[str]:
+        return [
             f"{label} {format_number(self._values[key])}"
             for label, key in _SHOWN
             if key in self._values
         ]
-        return " · ".join(parts)
-
-    def _speed(self) -> list[str]:
-        if not self.rate > 0:
-            return []
-        eta = (self.total - self.step) / self.rate
-        return [f"{format_number(self.rate)} steps/s", f"eta {format_duration(eta)}"]
 
     def _panel(self) -> Panel:
-        table = Table.grid(padding=(0, 2))
-        table.add_row(
-            *[
-                Text.assemble((f"{label} ", "dim"), format_number(self._values[key]))
-                for label, key in _SHOWN
-                if key in self._values
-            ]
-        )
-        since = time.monotonic() - self._phase_began
-        head = " · ".join([f"step {self.step:,}/{self.total:,}", *self._speed()])
-        return Panel(
-            Group(
-                Text(head),
-                ProgressBar(total=max(self.total, 1), completed=self.step),
-                table,
-                Text(
-                    f"{self.phase} ({format_duration(since)})" if self.phase else "", style="italic"
-                ),
-            ),
-            title=Text(self.title),
-            title_align="left",
-        )
+        lines: list[RenderableType] = [
+            Text(self._position()),
+            ProgressBar(total=max(self.total, 1), completed=self.step),
+        ]
+        if self._values:
+            lines.append(Text(" · ".join(self._numbers())))
+        if self.phase:
+            since = format_duration(time.monotonic() - self._phase_began)
+            lines.append(Text(f"{self.phase} ({since})", style="italic"))
+        return Panel(Group(*lines), title=Text(self.title), title_align="left")
 
 
 def format_number(value: float) -> str:

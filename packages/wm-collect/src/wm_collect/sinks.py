@@ -5,8 +5,7 @@ tick at whose end it was taken. Rows come in order of their tick.
 
 Every sink writes a row out before `write` returns, so a killed run loses none. A run resumed from a
 checkpoint calls `truncate_after(tick)` first: rows logged after the checkpoint are dropped, because
-the resumed run logs them again. `open_files` sinks then hold what an uninterrupted run's would
-hold.
+the resumed run logs them again. The files then hold what an uninterrupted run's hold.
 
 Numbers keep full precision. NaN is `null` in JSON and `NaN` in CSV; infinities are `1e999` in JSON
 (which every reader of double precision takes as infinity) and `inf` in CSV.
@@ -65,7 +64,9 @@ class JsonlSink:
         """Rewrite the file without the rows of later ticks."""
         self._file.close()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        _replace(self.path, "".join(line for line in lines if json.loads(line)["tick"] <= tick))
+        ticks = [row["tick"] for row in read_rows(self.path)]
+        kept = [line for line, found in zip(lines, ticks, strict=True) if found <= tick]
+        _replace(self.path, "".join(kept))
         self._file = self.path.open("a", encoding="utf-8", newline="\n")
 
     def close(self) -> None:
@@ -117,7 +118,10 @@ class CsvSink:
             return [], []
         with self.path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, restval="")
-            return list(reader.fieldnames or []), list(reader)
+            columns = list(reader.fieldnames or [])
+            if columns and "tick" not in columns:
+                raise ValueError(f"{self.path} is not a log of metrics: it has no column tick")
+            return columns, list(reader)
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         text = io.StringIO()
@@ -132,7 +136,7 @@ class CsvSink:
 
 
 class TensorBoardSink:
-    """Scalars for TensorBoard, over environment steps (`timestep`).
+    """Scalars for TensorBoard, over environment steps (`timestep`); NaN and infinities are left out.
 
     A resumed run starts a new event file that tells TensorBoard to forget every older point at or
     after its first step.
@@ -158,7 +162,7 @@ class TensorBoardSink:
             # void.
             self._writer = self._module.SummaryWriter(str(self.directory), purge_step=step)
         for name, value in values.items():
-            if name not in ("tick", "timestep"):
+            if name not in ("tick", "timestep") and math.isfinite(value):
                 self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
@@ -238,24 +242,23 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Number]]:
             break
         try:
             row = json.loads(line)
+            _ = row["tick"]
             rows.append({name: math.nan if v is None else v for name, v in row.items()})
-        except (ValueError, AttributeError) as error:
-            raise ValueError(f"line {number} of {path} is not a row of metrics: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"line {number} of {path} is not a row of metrics: {line!r}") from None
     return rows
 
 
 def _number(value: Any) -> Number:
     """Return a Python number; float32 becomes the float of exactly the same value."""
-    if isinstance(value, int | float):
-        return int(value) if isinstance(value, bool) else value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)  # NumPy's float64 is one too, and prints differently
     array = np.asarray(value)
-    if array.size != 1:
-        raise TypeError(f"a metric must be one number, got an array of shape {array.shape}")
-    return (
-        _number(array.reshape(()).astype(np.float64).item())
-        if array.dtype.kind == "V"
-        else _number(array.item())
-    )
+    if array.size != 1 or array.dtype.kind in "OSU":
+        raise TypeError(f"a metric must be one number, got {value!r}")
+    return _number(array.item())
 
 
 def _json_line(row: Row) -> str:

@@ -74,7 +74,7 @@ def write_arrays(folder: Path, state: Any) -> None:
 
     # Orbax refuses arrays without elements; their shape and dtype in the table say all about them.
     stored = {
-        leaf.name: np.asarray(jax.random.key_data(value) if leaf.key_impl else value)
+        leaf.name: _plain_array(leaf, value)
         for leaf, value in zip(leaf_table(state), jax.tree.leaves(state), strict=True)
         if math.prod(leaf.shape)
     }
@@ -129,6 +129,12 @@ def _describe(index: int, path: Any, value: Any) -> Leaf:
         if is_key and isinstance(value, jax.Array)
         else None,
     )
+
+
+def _plain_array(leaf: Leaf, value: Any) -> jax.Array | np.ndarray:
+    if leaf.key_impl is not None:
+        return jax.random.key_data(value)
+    return value if isinstance(value, jax.Array) else np.asarray(value, leaf.dtype)
 
 
 def _to_device(leaf: Leaf, array: np.ndarray | None) -> jax.Array:

@@ -190,7 +190,7 @@ class SimulatedEnvironment:
         return Transition(EnvState(inner=inner, steps=steps), obs, reward, terminated, truncated)
 
     def _repeated_step(self, key: jax.Array, inner: Any, env_action: jax.Array) -> tuple[Any, ...]:
-        """Repeat the action, frozen after the simulator step that ends the episode (E17)."""
+        """Repeat the action, frozen after the simulator step that ends the episode (deviation E22)."""
         keys = jax.random.split(key, self.spec.action_repeat)
         nothing_yet = (
             inner,

@@ -301,9 +301,9 @@ def _read_checkpoint(path: Path, template: State) -> tuple[State, dict[str, Any]
     difference = first_difference(stored, leaf_table(template))
     if difference is not None:
         raise CheckpointError(
-            f"The checkpoint {path} does not fit: {difference}; it was saved by another agent, model "
-            "size, environment or number of seeds, so resume with the settings the run was started "
-            "with."
+            f"The checkpoint {path} does not fit: {difference}; it was saved by another agent, "
+            "model size, environment or number of seeds, so resume with the settings the run was "
+            "started with."
         )
     verify_manifest(path)
     try:

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 _WINDOW_SECONDS = 30.0
@@ -143,16 +144,13 @@ class RunProgress:
         ]
 
     def _panel(self) -> Panel:
-        lines: list[RenderableType] = [
-            Text(self._position()),
-            ProgressBar(total=max(self.total, 1), completed=self.step),
-        ]
-        if self._values:
-            lines.append(Text(" · ".join(self._numbers())))
-        if self.phase:
-            since = format_duration(time.monotonic() - self._phase_began)
-            lines.append(Text(f"{self.phase} ({since})", style="italic"))
-        return Panel(Group(*lines), title=Text(self.title), title_align="left")
+        lines = Table.grid(expand=True)  # rows, because a bar alone does not end its line
+        lines.add_row(Text(self._position()))
+        lines.add_row(ProgressBar(total=max(self.total, 1), completed=self.step))
+        lines.add_row(Text(" · ".join(self._numbers())))
+        since = format_duration(time.monotonic() - self._phase_began)
+        lines.add_row(Text(f"{self.phase} ({since})" if self.phase else "", style="italic"))
+        return Panel(lines, title=Text(self.title), title_align="left")
 
 
 def format_number(value: float) -> str:

@@ -136,7 +136,7 @@ class CsvSink:
 
 
 class TensorBoardSink:
-    """Scalars for TensorBoard, over environment steps (`timestep`); NaN and infinities are left out.
+    """Scalars for TensorBoard over environment steps (`timestep`), without NaN and infinities.
 
     A resumed run starts a new event file that tells TensorBoard to forget every older point at or
     after its first step.

@@ -5,7 +5,7 @@ Linear → LayerNorm → SimNorm, the other networks in a plain linear layer. Th
 `NormedMLP` whose parameters carry a leading member axis `[Nq, ...]`.
 
 Several networks read the same input (latent and action). Their first layers are then one matrix
-product (`joint_preactivation`), after which each network continues on its own slice: the same
+product (`joint_linear`), after which each network continues on its own slice: the same
 numbers, with fewer and wider products.
 
 Source: nicklashansen/tdmpc2@b67b21c, common/layers.py, common/world_model.py, common/init.py.
@@ -156,6 +156,11 @@ def joint_linear(networks: Sequence[Params]) -> tuple[jax.Array, jax.Array, tupl
         biases.append(bias.reshape(-1))
     widths = tuple(k.shape[1] for k in kernels)
     return jnp.concatenate(kernels, axis=1), jnp.concatenate(biases), widths
+
+
+def add_bias(h: jax.Array, bias: jax.Array) -> jax.Array:
+    """Return `h` `[..., F]` plus `bias` `[F]`, their ranks made equal explicitly."""
+    return h + jnp.broadcast_to(bias, h.shape)
 
 
 def split_columns(h: jax.Array, widths: tuple[int, ...]) -> list[jax.Array]:

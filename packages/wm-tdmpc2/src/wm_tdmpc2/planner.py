@@ -21,6 +21,7 @@ from wm_tdmpc2 import world_model
 from wm_tdmpc2.config import TDMPC2Config
 from wm_tdmpc2.networks import (
     Params,
+    add_bias,
     dynamics_module,
     joint_linear,
     split_columns,
@@ -153,11 +154,11 @@ class _LatentStep(NamedTuple):
     def first(self, z: jax.Array, action: jax.Array) -> jax.Array:
         """Return the first layers' output at one common latent `[Z]` for actions `[N, A]`."""
         z_dim = self.config.latent_dim
-        return action @ self.kernel[z_dim:] + (z @ self.kernel[:z_dim] + self.bias)
+        return add_bias(action @ self.kernel[z_dim:], z @ self.kernel[:z_dim] + self.bias)
 
     def later(self, z: jax.Array, action: jax.Array) -> jax.Array:
         """Return the first layers' output at latents `[N, Z]` for actions `[N, A]`."""
-        return jnp.concatenate([z, action], axis=-1) @ self.kernel + self.bias
+        return add_bias(jnp.concatenate([z, action], axis=-1) @ self.kernel, self.bias)
 
     def finish(self, h: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return decoded rewards `[N]` and next latents `[N, Z]` from the first layers' output."""

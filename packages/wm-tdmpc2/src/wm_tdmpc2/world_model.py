@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from wm_tdmpc2.config import TDMPC2Config
 from wm_tdmpc2.networks import (
     Params,
+    add_bias,
     dynamics_module,
     encoder_module,
     ensemble_from_preactivation,
@@ -35,7 +36,7 @@ class PolicySample(NamedTuple):
     action: jax.Array  # squashed sample in (-1, 1)
     mean: jax.Array  # squashed mean
     log_std: jax.Array  # of the Gaussian before squashing
-    log_pi: jax.Array  # the paper-era log-probability (see `pi`)
+    log_pi: jax.Array  # the paper-era log-probability (see `squashed_gaussian`)
 
 
 def encode(wm_params: Params, obs: jax.Array, *, config: TDMPC2Config) -> jax.Array:
@@ -73,7 +74,7 @@ def q(
     kernel, bias, _ = joint_linear([q_params])
     # The action's rows are applied apart from the latent's: where only the action carries a
     # gradient (policy loss), nothing is propagated back into the latent.
-    h = z @ kernel[: z.shape[-1]] + (action @ kernel[z.shape[-1] :] + bias)
+    h = z @ kernel[: z.shape[-1]] + add_bias(action @ kernel[z.shape[-1] :], bias)
     return ensemble_from_preactivation(q_params, h, dropout_key, config=config)
 
 
@@ -105,7 +106,7 @@ def reward_and_q(
 ) -> tuple[jax.Array, jax.Array]:
     """Return reward logits `[..., K]` and all Q logits `[Nq, ..., K]`, first layers shared."""
     kernel, bias, widths = joint_linear([wm_params["reward"], wm_params["q"]])
-    h = jnp.concatenate([z, action], axis=-1) @ kernel + bias
+    h = add_bias(jnp.concatenate([z, action], axis=-1) @ kernel, bias)
     h_reward, h_q = split_columns(h, widths)
     reward_logits = value_module(config).apply(
         {"params": wm_params["reward"]}, h_reward, method="from_preactivation"
@@ -116,10 +117,25 @@ def reward_and_q(
 
 
 def pi(pi_params: Params, z: jax.Array, eps: jax.Array, *, config: TDMPC2Config) -> PolicySample:
-    """Sample the policy prior at latents `[..., Z]` with standard normal `eps` `[..., A]`.
+    """Sample the policy prior at latents `[..., Z]` with standard normal `eps` `[..., A]`."""
+    out = policy_module(config).apply({"params": pi_params}, z)
+    mean, raw_log_std = jnp.split(out, 2, axis=-1)
+    return squashed_gaussian(mean, bounded_log_std(raw_log_std, config=config), eps)
 
-    log σ = log_std_min + ½ (log_std_max − log_std_min)(tanh(l) + 1); u = m + ε σ; a = tanh(u);
-    log_pi = A (Σ_d(−½ ε_d² − log σ_d) − ½ ln 2π) − Σ_d ln(relu(1 − a_d²) + 1e-6).
+
+def bounded_log_std(raw: jax.Array, *, config: TDMPC2Config) -> jax.Array:
+    """Return log σ = log_std_min + ½ (log_std_max − log_std_min)(tanh(raw) + 1), elementwise.
+
+    Source: nicklashansen/tdmpc2@b67b21c, common/math.py, `log_std`.
+    """
+    half_range = 0.5 * (config.log_std_max - config.log_std_min)
+    return config.log_std_min + half_range * (jnp.tanh(raw) + 1)
+
+
+def squashed_gaussian(mean: jax.Array, log_std: jax.Array, eps: jax.Array) -> PolicySample:
+    """Squash the Gaussian sample u = mean + eps·σ; all three arguments are `[..., A]`.
+
+    a = tanh(u); log_pi = A (Σ_d(−½ ε_d² − log σ_d) − ½ ln 2π) − Σ_d ln(relu(1 − a_d²) + 1e-6).
 
     The Gaussian part, its constant included, is scaled by the action dimension and the squash
     correction is not: the paper-era code's form, with gradient through both.
@@ -127,13 +143,9 @@ def pi(pi_params: Params, z: jax.Array, eps: jax.Array, *, config: TDMPC2Config)
     Source: nicklashansen/tdmpc2@b67b21c, common/world_model.py, `WorldModel.pi`;
     common/math.py, `gaussian_logprob`, `squash`.
     """
-    out = policy_module(config).apply({"params": pi_params}, z)
-    mean, raw_log_std = jnp.split(out, 2, axis=-1)
-    half_range = 0.5 * (config.log_std_max - config.log_std_min)
-    log_std = config.log_std_min + half_range * (jnp.tanh(raw_log_std) + 1)
     action = jnp.tanh(mean + eps * jnp.exp(log_std))
     gaussian = jnp.sum(-0.5 * jnp.square(eps) - log_std, axis=-1) - HALF_LOG_2PI
     # relu, not maximum: its gradient at exactly 0 is 0, where a saturated tanh would give ½.
     room = jax.nn.relu(1 - jnp.square(action)) + TANH_EPS
-    log_pi = config.action_dim * gaussian - jnp.sum(jnp.log(room), axis=-1)
+    log_pi = mean.shape[-1] * gaussian - jnp.sum(jnp.log(room), axis=-1)
     return PolicySample(action=action, mean=jnp.tanh(mean), log_std=log_std, log_pi=log_pi)

@@ -1,0 +1,435 @@
+"""The command line every agent package installs: train, resume, evaluate, info.
+
+An agent package describes itself with `AgentCommand` and calls `main`; the subcommands, their
+options and their help come from the settings dataclass, so an option cannot exist without its
+keyword argument or the reverse.
+"""
+
+import contextlib
+import dataclasses
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import tyro
+
+from wm_collect import reports
+from wm_collect.agent import Agent, Frequencies
+from wm_collect.checkpoint import CheckpointError, Checkpoints
+from wm_collect.failures import TrainingDiverged, TrainingInterrupted
+from wm_collect.loop import RunState
+from wm_collect.run_folder import RunFolder
+from wm_collect.sinks import Sink, TensorBoardSink, WandbSink
+
+_COMPLETE = 0
+_FAILED = 1
+_INTERRUPTED = 130
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+    """A named set of defaults for one purpose.
+
+    Attributes:
+        summary: what it is for, one sentence.
+        settings: the agent's settings that differ from the paper's.
+        run: the `RunOptions` that differ from the usual.
+    """
+
+    summary: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentCommand:
+    """What an agent package tells the command line about itself.
+
+    Attributes:
+        prog: name of the installed script.
+        short_name: used in the default name of run folders.
+        agent: makes the agent: `agent(env_id, **settings, env_params=…, terminates=…)`.
+        settings: dataclass of the agent's settings, its fields documented.
+        protocols: named sets of defaults; must hold "paper".
+    """
+
+    prog: str
+    short_name: str
+    agent: Callable[..., Agent]
+    settings: type
+    protocols: Mapping[str, Protocol]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How long to train, and what to write down."""
+
+    n_timesteps: int = 1_000_000
+    """Timesteps to train for."""
+    seed: tuple[int, ...] = (0,)
+    """One seed, or several that train side by side."""
+    num_episode_test: int = 10
+    """Episodes of one evaluation; 0 for none."""
+    log_frequency: int | None = None
+    """Timesteps between log rows; None gives 50 rows."""
+    eval_frequency: int | None = None
+    """Timesteps between evaluations; None gives 4."""
+    save_frequency: int | None = None
+    """Timesteps between checkpoints; None saves with each evaluation."""
+    root: Path = Path("runs")
+    """Folder of all runs."""
+    name: str | None = None
+    """Folder of this run inside root; None makes one from task, agent and time."""
+    animation: bool = True
+    """Draw an animation of one evaluation episode at the end."""
+    tensorboard: bool = False
+    """Also write TensorBoard files into the run folder."""
+    wandb: str | None = None
+    """Also log to this Weights & Biases project."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvOptions:
+    """What the environment is told."""
+
+    env_params: dict[str, float] | None = None
+    """Parameters of the environment to change, as pairs: name value name value."""
+    terminates: bool | None = None
+    """Whether episodes may end early, for an environment nothing is known about."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Go on with a run that was interrupted, or train a finished one further."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+    n_timesteps: int | None = None
+    """Timesteps at which the run ends; None keeps what it was started with."""
+    fallback: bool = False
+    """If the newest checkpoint is damaged, use the one before it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Measure a trained run on fresh episodes."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+    episodes: int = 10
+    """Episodes to run."""
+    seed: int = 0
+    """Draws the episodes."""
+    best: bool = False
+    """Use the checkpoint with the best evaluation instead of the newest."""
+    fallback: bool = False
+    """If the checkpoint is damaged, use the one before it."""
+    animation: bool = False
+    """Draw the first episode into the run folder."""
+
+
+def main(command: AgentCommand, args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    User errors end with one sentence on standard error and status 1, Ctrl-C with status 130.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    try:
+        parsed = _parse(command, args)
+        if isinstance(parsed, Resume):
+            _resume(command, parsed)
+        elif isinstance(parsed, Evaluate):
+            _evaluate(command, parsed)
+        elif hasattr(parsed, "options"):
+            _train(command, parsed)
+        else:
+            _info(command, parsed)
+    except TrainingInterrupted as stopped:
+        print(stopped, file=sys.stderr)
+        return _INTERRUPTED
+    except (ValueError, TypeError, OSError, ImportError, CheckpointError, TrainingDiverged) as e:
+        if isinstance(e, TypeError) and e.__traceback__ is not None and _inside_library(e):
+            raise
+        print(f"{command.prog}: {e}", file=sys.stderr)
+        return _FAILED
+    return _COMPLETE
+
+
+def _inside_library(error: BaseException) -> bool:
+    """Return whether an error was raised outside our own checks: then its traceback is wanted."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is None or not trace.tb_frame.f_globals.get("__name__", "").startswith("wm_")
+
+
+def _parse(command: AgentCommand, args: list[str]) -> Any:
+    protocol = _protocol_of(command, args)
+    defaults = command.settings(**protocol.settings)
+    names = ", ".join(f"{name} ({p.summary})" for name, p in command.protocols.items())
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Info:
+        """Print what there is to know about an agent on a task, without training."""
+
+        env_id: Annotated[str, tyro.conf.Positional]
+        """Environment: an id of Gymnax, Brax or MuJoCo Playground, or a registered name."""
+        protocol: Annotated[str, tyro.conf.arg(help=f"Named set of defaults: {names}.")] = "paper"
+        settings: Annotated[command.settings, tyro.conf.arg(name="")] = defaults  # type: ignore
+        env: Annotated[EnvOptions, tyro.conf.arg(name="")] = EnvOptions()
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Train(Info):
+        """Train an agent in a new run folder."""
+
+        options: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions(**protocol.run)
+
+    commands = (
+        Annotated[Train, tyro.conf.subcommand("train")]
+        | Annotated[Resume, tyro.conf.subcommand("resume")]
+        | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+        | Annotated[Info, tyro.conf.subcommand("info")]
+    )
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def learning_rate(
+        info: tyro.constructors.PrimitiveTypeInfo,
+    ) -> tyro.constructors.PrimitiveConstructorSpec | None:
+        # Schedules are Python callables; on the command line a learning rate is a number.
+        if info.type is not _callable_or_float(command.settings):
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="FLOAT",
+            instance_from_str=lambda texts: float(texts[0]),
+            is_instance=lambda value: isinstance(value, float),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    with registry:
+        return tyro.cli(
+            commands, args=args, prog=command.prog, config=(tyro.conf.OmitArgPrefixes,)
+        )
+
+
+def _callable_or_float(settings: type) -> Any:
+    fields = {field.name: field.type for field in dataclasses.fields(settings)}
+    return fields.get("learning_rate")
+
+
+def _protocol_of(command: AgentCommand, args: Sequence[str]) -> Protocol:
+    """Return the protocol named on the command line, which sets the defaults of the others."""
+    name = "paper"
+    for i, arg in enumerate(args):
+        if arg == "--protocol" and i + 1 < len(args):
+            name = args[i + 1]
+        elif arg.startswith("--protocol="):
+            name = arg.partition("=")[2]
+    if name not in command.protocols:
+        raise ValueError(
+            f"--protocol must be one of {', '.join(command.protocols)}, got {name!r}."
+        )
+    return command.protocols[name]
+
+
+def _train(command: AgentCommand, parsed: Any) -> None:
+    agent = _make_agent(command, parsed.env_id, parsed.settings, parsed.env)
+    options: RunOptions = parsed.options
+    frequencies = Frequencies.resolve(
+        options.n_timesteps,
+        options.log_frequency,
+        options.eval_frequency,
+        options.save_frequency,
+    )
+    run_values = dataclasses.asdict(options) | {
+        "root": str(options.root),
+        "seed": list(options.seed),
+        "log_frequency": frequencies.log,
+        "eval_frequency": frequencies.eval,
+        "save_frequency": frequencies.save,
+    }
+    folder = RunFolder.create(
+        options.root,
+        options.name,
+        settings={
+            "agent": command.short_name,
+            "env_id": parsed.env_id,
+            "env": dataclasses.asdict(parsed.env),
+            "protocol": parsed.protocol,
+            "settings": dataclasses.asdict(parsed.settings),
+            "run": run_values,
+            "description": agent.describe(),
+        },
+        env_id=parsed.env_id.replace("/", "-"),
+        agent=command.short_name,
+    )
+    reports.print_description(agent, title=f"{agent.name}, protocol {parsed.protocol}")
+    print(f"Run folder: {_relative(folder.path)}")
+    _run(command, agent, folder, None, options.n_timesteps, {})
+
+
+def _resume(command: AgentCommand, parsed: Resume) -> None:
+    folder, agent, run = _open(command, parsed.run)
+    planned = run["n_timesteps"] if parsed.n_timesteps is None else parsed.n_timesteps
+    if Checkpoints(folder.checkpoints).latest_tick() is None:
+        print("No checkpoint was saved yet: starting from the beginning.")
+        for log in (folder.metrics_jsonl, folder.metrics_csv):
+            log.unlink(missing_ok=True)
+        _run(command, agent, folder, None, planned, {})
+        return
+    state, metadata = _restore(agent, folder, run, None, fallback=parsed.fallback)
+    done = metadata["timestep"]
+    if done >= planned:
+        raise ValueError(
+            f"the run is complete with {done:,} timesteps; train it further with "
+            f"--n-timesteps and a larger number."
+        )
+    print(f"Resuming {_relative(folder.path)} at {done:,} of {planned:,} timesteps.")
+    _run(command, agent, folder, state, planned - done, metadata["log_state"])
+
+
+def _evaluate(command: AgentCommand, parsed: Evaluate) -> None:
+    folder, agent, run = _open(command, parsed.run)
+    checkpoints = Checkpoints(folder.checkpoints)
+    tick = checkpoints.best_tick() if parsed.best else None
+    state, metadata = _restore(agent, folder, run, tick, fallback=parsed.fallback)
+    print(
+        f"{agent.name} on {agent.env.spec.env_id} after {metadata['timestep']:,} timesteps, "
+        f"{parsed.episodes} episode(s):"
+    )
+    for seed, one in _per_seed(run["seed"], state):
+        result = agent.evaluate(
+            one, n_episodes=parsed.episodes, seed=parsed.seed, record=parsed.animation
+        )
+        returns = np.asarray(result.episode_return)
+        print(
+            f"training seed {seed}: mean return {returns.mean():.1f}, "
+            f"standard deviation {returns.std():.1f}, from {returns.min():.1f} to "
+            f"{returns.max():.1f}, mean length {np.mean(result.episode_length):.1f}"
+        )
+        if parsed.animation:
+            path = folder.path / (
+                folder.evaluation_gif.name if seed == run["seed"][0] else f"evaluation-{seed}.gif"
+            )
+            reports.draw_episode(agent.env, result, path)
+            print(f"Animation: {_relative(path)}")
+
+
+def _info(command: AgentCommand, parsed: Any) -> None:
+    agent = _make_agent(command, parsed.env_id, parsed.settings, parsed.env)
+    reports.print_description(agent, title=f"{agent.name}, protocol {parsed.protocol}")
+
+
+def _run(
+    command: AgentCommand,
+    agent: Agent,
+    folder: RunFolder,
+    state: RunState | None,
+    n_timesteps: int,
+    log_state: dict[str, Any],
+) -> None:
+    """Train in a run folder, then draw what it holds."""
+    run = folder.settings["run"]
+    with _extra_sinks(folder, run) as sinks:
+        final, series = agent.train(
+            seed=_seed(run["seed"]),
+            n_timesteps=n_timesteps,
+            initial_state=state,
+            num_episode_test=run["num_episode_test"],
+            log_frequency=run["log_frequency"],
+            eval_frequency=run["eval_frequency"],
+            save_frequency=run["save_frequency"],
+            folder=folder,
+            sinks=sinks,
+            log_state=log_state or None,
+            resume_hint=f"{command.prog} resume {shlex.quote(_relative(folder.path))}",
+        )
+    reports.draw_run(agent, folder)
+    if run["animation"]:
+        _, first = next(_per_seed(run["seed"], final))
+        print("Drawing one evaluation episode.")
+        result = agent.evaluate(first, n_episodes=1, record=True)
+        reports.draw_episode(agent.env, result, folder.evaluation_gif)
+    reports.print_summary(folder, series, _relative)
+
+
+@contextlib.contextmanager
+def _extra_sinks(folder: RunFolder, run: Mapping[str, Any]) -> Iterator[list[Sink]]:
+    sinks: list[Sink] = []
+    if run["tensorboard"]:
+        sinks.append(TensorBoardSink(folder.path / "tensorboard"))
+    if run["wandb"]:
+        sinks.append(
+            WandbSink(
+                run["wandb"],
+                folder.path.name,
+                folder.path / "wandb",
+                config=folder.settings,
+                run_id=folder.path.name,
+            )
+        )
+    yield sinks
+
+
+def _open(command: AgentCommand, path: Path) -> tuple[RunFolder, Agent, dict[str, Any]]:
+    """Open a run folder and make its agent again."""
+    folder = RunFolder.open(path)
+    stored = folder.settings
+    if stored.get("agent") != command.short_name:
+        raise ValueError(
+            f"{path} was trained by {stored.get('agent')!r}; {command.prog} reads runs of "
+            f"{command.short_name!r}."
+        )
+    settings = command.settings(**stored["settings"])
+    agent = _make_agent(command, stored["env_id"], settings, EnvOptions(**stored["env"]))
+    return folder, agent, stored["run"]
+
+
+def _restore(
+    agent: Agent, folder: RunFolder, run: Mapping[str, Any], tick: int | None, *, fallback: bool
+) -> tuple[RunState, dict[str, Any]]:
+    """Read a checkpoint; the replay's size follows from the length the run then had."""
+    checkpoints = Checkpoints(folder.checkpoints)
+    if tick is None:
+        tick = checkpoints.latest_tick()
+        if tick is None:
+            raise CheckpointError(f"{folder.checkpoints} has no checkpoint to restore")
+    try:
+        planned = checkpoints.metadata(tick)["n_timesteps"]
+    except CheckpointError as error:
+        if not fallback or error.fallback_tick is None:
+            raise
+        return _restore(agent, folder, run, error.fallback_tick, fallback=True)
+    template = agent.state_like(_seed(run["seed"]), planned)
+    return checkpoints.restore(template, tick, fallback=fallback)
+
+
+def _make_agent(command: AgentCommand, env_id: str, settings: Any, env: EnvOptions) -> Agent:
+    values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    return command.agent(env_id, **values, env_params=env.env_params, terminates=env.terminates)
+
+
+def _seed(seeds: Sequence[int]) -> int | list[int]:
+    return seeds[0] if len(seeds) == 1 else list(seeds)
+
+
+def _per_seed(seeds: Sequence[int], state: RunState) -> Iterator[tuple[int, RunState]]:
+    """Yield each seed with its own state, without a seed axis."""
+    if len(seeds) == 1:
+        yield seeds[0], state
+        return
+    for i, seed in enumerate(seeds):
+        yield seed, jax.tree.map(lambda leaf, i=i: leaf[i], state)
+
+
+def _relative(path: Path) -> str:
+    """Return the path as a user in this folder would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

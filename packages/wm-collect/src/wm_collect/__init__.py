@@ -1,4 +1,6 @@
-"""wm_collect."""
+"""What a world-model agent needs around its mathematics: environments, rows, replay, a run."""
+
+from importlib.metadata import version
 
 from wm_collect.clocks import Clock
 from wm_collect.collector import (
@@ -63,3 +65,5 @@ __all__ = [
     "repeat_update",
     "train",
 ]
+
+__version__ = version("wm-collect")

@@ -4,6 +4,8 @@ Needs jax and numpy only. Two submodules are public besides the names below: `wm
 and `wm_numerics.blocks`, the flax layers, which is not imported here and needs the extra `nn`.
 """
 
+from importlib.metadata import version
+
 from wm_numerics.distributional import TwoHot, symexp, symlog
 from wm_numerics.initializers import fan_in_truncated_normal, normal, zeros
 from wm_numerics.normalizers import (
@@ -27,3 +29,5 @@ __all__ = [
     "symlog",
     "zeros",
 ]
+
+__version__ = version("wm-numerics")

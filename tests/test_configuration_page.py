@@ -1,9 +1,10 @@
-"""`docs/configuration.md` states every setting of TD-MPC2 once, with its true default."""
+"""`docs/configuration.md` states every setting of TD-MPC2, and of a run, with its true default."""
 
 import dataclasses
 import re
 from pathlib import Path
 
+from wm_collect.cli import RunOptions
 from wm_tdmpc2.config import MODEL_SIZES, TDMPC2Settings
 
 
@@ -18,8 +19,9 @@ def test_every_setting_is_listed_once_with_its_default(repository: Path):
     listed = dict(rows)
     assert len(rows) == len(listed), "a setting is listed twice"
 
-    settings = {field.name: repr(field.default) for field in dataclasses.fields(TDMPC2Settings)}
-    assert listed == settings
+    fields = dataclasses.fields(TDMPC2Settings) + dataclasses.fields(RunOptions)
+    defaults = {field.name: field.default for field in fields} | {"root": "runs"}
+    assert listed == {name: repr(default) for name, default in defaults.items()}
 
 
 def test_the_model_sizes_are_the_ones_of_the_code(repository: Path):

@@ -6,6 +6,8 @@ the tests do not change with the day; a cache without them is filled from the in
 
 from __future__ import annotations
 
+import csv
+import math
 import sys
 import zipfile
 from pathlib import Path
@@ -85,3 +87,51 @@ def test_wm_numerics_works_with_nothing_but_jax_and_numpy(wheels: Path, tmp_path
     printed = workspace.run(python, "-I", "-c", NUMERICS_ALONE, cwd=tmp_path)
 
     assert printed.endswith("symlog and two-hot work alone\n")
+
+
+# One-step plans by the smallest networks, on episodes of six steps: what takes time is compiling.
+TINY = {
+    "--episode-length": 6,
+    "--seed-steps": 8,
+    "--enc-dim": 8,
+    "--mlp-dim": 8,
+    "--latent-dim": 8,
+    "--num-q": 2,
+    "--horizon": 1,
+    "--batch-size": 4,
+    "--num-samples": 8,
+    "--num-elites": 4,
+    "--num-pi-trajs": 2,
+    "--iterations": 1,
+    "--n-timesteps": 24,
+    "--num-episode-test": 1,
+}
+
+
+@pytest.mark.slow
+def test_wm_tdmpc2_trains_from_its_wheels_alone(wheels: Path, tmp_path: Path):
+    python = install(tmp_path / "tdmpc2", wheels, "wm-numerics", "wm-collect", "wm-tdmpc2")
+    options = [str(word) for pair in TINY.items() for word in pair]
+
+    workspace.run(
+        *(python.parent / "wm-tdmpc2", "train", "Pendulum-v1", "--name", "tiny", "--no-animation"),
+        *options,
+        cwd=tmp_path,
+    )
+
+    with (tmp_path / "runs/tiny/metrics.csv").open(encoding="utf-8", newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    assert float(last["timestep"]) == 24
+    assert float(last["Train/n_updates"]) > 8, "it went on learning after the burst"
+    assert math.isfinite(float(last["Eval/episodic mean reward"]))
+
+
+@pytest.mark.slow
+def test_all_wheels_can_be_installed_together(wheels: Path, tmp_path: Path):
+    # Inside the workspace uv ignores the ranges between its members; here they count.
+    python = install(tmp_path / "all", wheels, *workspace.PACKAGES)
+
+    workspace.run(workspace.uv(), "pip", "check", "--python", python)
+    for package in workspace.PACKAGES:
+        module = package.replace("-", "_")
+        workspace.run(python, "-I", "-c", f"import {module}; print({module}.__version__)")

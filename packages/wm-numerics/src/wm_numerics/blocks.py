@@ -201,12 +201,14 @@ def _mish_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
 def _mish_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return mish(x) and its derivative n/d + 4x·t(t + 1)/d², with n = t² + 2t and d = n + 2."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    t = jnp.exp(jnp.minimum(wide, _MISH_SATURATION))
+    saturated = jnp.minimum(wide, _MISH_SATURATION)
+    t = jnp.exp(saturated)
     n = t * (t + 2)
     inverse = 1 / (n + 2)
     gate = n * inverse
     # `t·inverse` and `(t + 1)·inverse` separately: t·(t + 1)·inverse² would underflow earlier.
-    slope = gate + 4 * wide * (t * inverse) * ((t + 1) * inverse)
+    # The second term is below 1e-15 at saturation and must not grow with x beyond it.
+    slope = gate + 4 * saturated * (t * inverse) * ((t + 1) * inverse)
     return (wide * gate).astype(x.dtype), slope.astype(x.dtype)
 
 

@@ -46,11 +46,13 @@ def percentile(x: jax.Array, q: float | Sequence[float]) -> jax.Array:
     ordered = jnp.sort(x.reshape(-1))
     position = qs / 100 * (x.size - 1)
     below = np.floor(position).astype(np.int32)
+    above = np.minimum(below + 1, x.size - 1)
     fraction = position - below
-    # On an exact position the neighbour is not read at all: 0·inf would be NaN.
-    above = np.where(fraction > 0, below + 1, below)
     low_weight, high_weight = (w.astype(x.dtype) for w in (1 - fraction, fraction))
-    value = jnp.take(ordered, below) * low_weight + jnp.take(ordered, above) * high_weight
+    low = jnp.take(ordered, below)
+    value = low * low_weight + jnp.take(ordered, above) * high_weight
+    # On an exact position the neighbour must not count: 0·inf would be NaN.
+    value = jnp.where(fraction > 0, value, low)
     # Sorting moves NaN to the end, where the percentiles would not see it.
     value = jnp.where(jnp.isnan(ordered[-1]), jnp.full_like(value, jnp.nan), value)
     return value if np.ndim(q) else value[0]

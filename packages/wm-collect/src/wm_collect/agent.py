@@ -162,12 +162,13 @@ class Agent(abc.ABC):
         if folder is not None:
             sinks = (JsonlSink(folder.metrics_jsonl), CsvSink(folder.metrics_csv), *sinks)
             checkpoints = Checkpoints(folder.checkpoints)
-        with RunProgress(
+        shown = RunProgress(
             total,
             start=self.clock.timestep(start_tick),
             title=f"{self.name} on {self.env.spec.env_id}",
             enabled=progress,
-        ) as shown:
+        )
+        with quiet_xla(), shown:
             return driver.train(
                 self.algorithm(total),
                 seeds=seed,

@@ -212,9 +212,7 @@ def _parse(command: AgentCommand, args: list[str]) -> Any:
         )
 
     with registry:
-        return tyro.cli(
-            commands, args=args, prog=command.prog, config=(tyro.conf.OmitArgPrefixes,)
-        )
+        return tyro.cli(commands, args=args, prog=command.prog, config=(tyro.conf.OmitArgPrefixes,))
 
 
 def _callable_or_float(settings: type) -> Any:
@@ -231,9 +229,7 @@ def _protocol_of(command: AgentCommand, args: Sequence[str]) -> Protocol:
         elif arg.startswith("--protocol="):
             name = arg.partition("=")[2]
     if name not in command.protocols:
-        raise ValueError(
-            f"--protocol must be one of {', '.join(command.protocols)}, got {name!r}."
-        )
+        raise ValueError(f"--protocol must be one of {', '.join(command.protocols)}, got {name!r}.")
     return command.protocols[name]
 
 

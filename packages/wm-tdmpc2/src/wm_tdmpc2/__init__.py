@@ -23,29 +23,24 @@ from wm_tdmpc2.update import Batch, LearnerState, init_learner, update
 __version__ = version("wm-tdmpc2")
 
 __all__ = [
-    # The agent
-    "TDMPC2",
-    "TDMPC2State",
-    # Settings
     "MODEL_SIZES",
-    "TDMPC2Config",
-    "TDMPC2Settings",
-    "default_seed_steps",
-    "discount",
-    "resolve_config",
-    # Learning
+    "TDMPC2",
     "Batch",
     "LearnerState",
-    "UpdateNoise",
-    "draw_update_noise",
-    "init_learner",
-    "update",
-    # Planning
     "PlanNoise",
     "PlanOutput",
+    "Schedule",
+    "TDMPC2Config",
+    "TDMPC2Settings",
+    "TDMPC2State",
+    "UpdateNoise",
+    "default_seed_steps",
+    "discount",
     "draw_plan_noise",
+    "draw_update_noise",
+    "init_learner",
     "plan",
     "planning_policy",
-    # Schedule
-    "Schedule",
+    "resolve_config",
+    "update",
 ]

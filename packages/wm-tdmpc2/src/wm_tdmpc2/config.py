@@ -123,7 +123,7 @@ class TDMPC2Settings:
     temperature: float = 0.5
     """Elite score is exp(temperature * (value - best)): an inverse temperature."""
     episode_length: int | None = None
-    """Episode length in simulator steps; None is the environment's own (1000 on Brax, Playground)."""
+    """Episode length in simulator steps; None is the environment's own."""
     action_repeat: int = 1
     """Simulator steps per agent step; rewards are summed."""
 

@@ -82,7 +82,6 @@ def plan(
     Returns:
         The action, the new mean, and the iterations' trace.
     """
-    p, n = config.num_pi_trajs, config.num_samples
     z = world_model.encode(wm_params, obs, config=config)
     model = _LatentStep.of(wm_params, config)
     pi_actions = _policy_trajectories(wm_params, pi_params, z, noise.traj_eps, config=config)

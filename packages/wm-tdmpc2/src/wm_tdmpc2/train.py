@@ -81,9 +81,7 @@ def make_algorithm(env: Environment, config: TDMPC2Config, buffer: EpisodeBuffer
 
         def policy(carry: Any, *inputs: Any) -> Any:
             # The planner is not called in the seed phase: its mean stays at zero (deviation T32).
-            return jax.lax.cond(
-                schedule.is_random(tick), act_randomly, planner, carry, *inputs
-            )
+            return jax.lax.cond(schedule.is_random(tick), act_randomly, planner, carry, *inputs)
 
         collector, row, _, episodes = collect_static(env, state.collector, tick, key, policy)
         return (

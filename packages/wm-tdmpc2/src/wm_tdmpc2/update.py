@@ -195,7 +195,7 @@ def update(
     (_, (zs, metrics)), wm_grads = wm_grad_fn(
         state.wm_params, batch, next_z, target, noise.value_dropout, config=config
     )
-    own_norm_sq = jnp.square(optax.global_norm(wm_grads))
+    own_norm_sq = jnp.square(optax.tree.norm(wm_grads))
     grad_norm = jnp.sqrt(own_norm_sq + state.pi_grad_norm_sq)
     wm_grads = scale_gradients(wm_grads, clip_coefficient(grad_norm, config))
     wm_updates, wm_opt_state = world_model_optimizer(config).update(
@@ -211,7 +211,7 @@ def update(
         noise,
         config=config,
     )
-    pi_norm = optax.global_norm(pi_grads)
+    pi_norm = optax.tree.norm(pi_grads)
     pi_coefficient = clip_coefficient(pi_norm, config)
     pi_updates, pi_opt_state = policy_optimizer(config).update(
         scale_gradients(pi_grads, pi_coefficient), state.pi_opt_state, state.pi_params
@@ -219,9 +219,7 @@ def update(
     metrics |= {"pi_loss": pi_loss, "grad_norm": grad_norm, "pi_scale": q_scale.scale}
     new_state = LearnerState(
         wm_params=wm_params,
-        target_q_params=optax.incremental_update(
-            wm_params["q"], state.target_q_params, config.tau
-        ),
+        target_q_params=optax.incremental_update(wm_params["q"], state.target_q_params, config.tau),
         wm_opt_state=wm_opt_state,
         pi_params=optax.apply_updates(state.pi_params, pi_updates),
         pi_opt_state=pi_opt_state,

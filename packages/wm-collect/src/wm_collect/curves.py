@@ -13,6 +13,7 @@ from wm_collect.sinks import read_rows
 _TRAIN = "Train/episodic mean reward"
 _EVAL = "Eval/episodic mean reward"
 _EVAL_STD = "Eval/episodic std reward"
+_EVAL_SEED = f"{_EVAL} (seed "
 _LOSS = "Loss/"
 _COLORS = ("#0b62a4", "#d1495b", "#2e8b57", "#8a5fbf", "#c77c11", "#4c4c4c")
 
@@ -26,8 +27,9 @@ def plot_learning_curve(
 ) -> Path:
     """Draw returns over environment steps, and losses below them if there are any.
 
-    Training returns are thin dots with their running median, evaluations a line, with a band of one
-    standard deviation over the episodes where `Eval/episodic std reward` is logged.
+    Training returns are thin dots with their running median, evaluations a line, with a band of
+    one standard deviation over the episodes where `Eval/episodic std reward` is logged. Of a run with
+    several seeds, the mean is bold and each seed is a thin line.
 
     Args:
         runs: log rows, the path of a `metrics.jsonl`, or a mapping from a label to either, drawn
@@ -100,6 +102,8 @@ def _draw_returns(axis: Any, rows: Rows, label: str, color: str) -> None:
     if len(x):
         name = f"{label}: evaluation" if label else "evaluation"
         axis.plot(x, y, "-o", color=color, linewidth=1.8, markersize=4, label=name)
+        for seed in dict.fromkeys(key for row in rows for key in row if key.startswith(_EVAL_SEED)):
+            axis.plot(*_series(rows, seed), "-", color=color, linewidth=0.7, alpha=0.5)
         with_spread = [row for row in rows if _EVAL_STD in row]
         x, y = _series(with_spread, _EVAL)
         _, std = _series(with_spread, _EVAL_STD)
@@ -149,4 +153,4 @@ def _finish(axis: Any) -> None:
             0.5, 0.5, "nothing logged yet", ha="center", va="center", transform=axis.transAxes
         )
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x == round(x) else "")

@@ -18,6 +18,7 @@ import io
 import json
 import math
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -150,21 +151,22 @@ class TensorBoardSink:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
-        self._module = _extra("tensorboardX", "TensorBoard", "tensorboard")
+        _extra("tensorboardX", "TensorBoard", "tensorboard")
         self._writer: Any = None
 
     def write(self, row: Row) -> None:
         """Add one point to each metric's curve."""
+        from tensorboardX.proto.summary_pb2 import Summary
+
         values = {name: _number(value) for name, value in row.items()}
         step = int(values.get("timestep", values["tick"]))
-        if self._writer is None:
-            # Made here, not at the start: only now is the step known from which older points are
-            # void.
-            self._writer = self._module.SummaryWriter(str(self.directory), purge_step=step)
-        for name, value in values.items():
-            if name not in ("tick", "timestep") and math.isfinite(value):
-                self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        self._open(step)
+        points = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+            if name not in ("tick", "timestep") and math.isfinite(value)
+        ]
+        self._add(step, summary=Summary(value=points))
 
     def truncate_after(self, tick: int) -> None:
         """Do nothing: the first row written afterwards voids the older points."""
@@ -174,6 +176,24 @@ class TensorBoardSink:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _open(self, step: int) -> None:
+        """Start the event file; only the first row tells from which step older points are void."""
+        if self._writer is not None:
+            return
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog
+
+        self.directory.mkdir(parents=True, exist_ok=True)
+        # Not the usual SummaryWriter: its queue and thread lose the last rows of a killed run.
+        self._writer = EventsWriter(str(self.directory / "events"), f".{os.getpid()}")
+        self._add(step, session_log=SessionLog(status=SessionLog.START))
+
+    def _add(self, step: int, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._writer.write_event(Event(step=step, wall_time=time.time(), **content))
+        self._writer.flush()
 
 
 class WandbSink:

@@ -404,7 +404,8 @@ def _strong(tree: Any) -> Any:
 
 def _require_same(what: str, before: Any, after: Any) -> None:
     """Raise if a tick changes the structure, a shape or a dtype of something it carries."""
-    old_tree, new_tree = str(jax.tree.structure(before)), str(jax.tree.structure(after))
+    old_tree: Any = jax.tree.structure(before)
+    new_tree: Any = jax.tree.structure(after)
     if old_tree != new_tree:
         raise TypeError(
             f"A tick must keep the structure of {what}: it was {old_tree}, now it is {new_tree}."

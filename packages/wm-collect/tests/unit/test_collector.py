@@ -1,5 +1,6 @@
 """The collector's structure: what runs on which tick, what it carries, and what it refuses."""
 
+import dataclasses
 from collections import Counter
 
 import jax
@@ -205,6 +206,30 @@ def test_a_policy_that_breaks_its_contract_is_refused(collect, returned, message
 
     with pytest.raises(TypeError, match=message):
         collect(env, state, jnp.int32(0), KEY, policy)
+
+
+def test_static_parts_of_a_state_are_compared_by_equality():
+    """MuJoCo's states hold wrapped arrays that are equal, but print as different objects."""
+
+    class Equal:
+        def __eq__(self, other):
+            return type(other) is Equal
+
+        def __hash__(self):
+            return 0
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Carry:
+        array: jax.Array
+        static: Equal = dataclasses.field(metadata=dict(static=True))
+
+    def policy(carry, obs, is_first, key):
+        return jnp.zeros((2, 2)), Carry(carry.array, Equal()), None
+
+    env = CounterEnv((T,), action_dim=2)
+    state = init_collector(env, 2, KEY, Carry(jnp.zeros(2), Equal()))
+    assert collect_static(env, state, jnp.int32(0), KEY, policy)[0].env_steps == 2
 
 
 @pytest.mark.parametrize("collect", [collect_static, collect_dynamic])

@@ -9,6 +9,8 @@ import bisect
 import dataclasses
 from collections.abc import Callable
 
+_ENDLESS = 2**48
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clock:
@@ -46,14 +48,20 @@ class Clock:
             every: period in timesteps, at least 1.
         """
         passed = self.timestep(tick) // every
-        for k in (passed, passed + 1):
-            completed = self.last_tick_at(self.timestep(self.first_tick_at(k * every)))
-            if k > 0 and completed > tick:
-                return completed
-        raise ValueError(f"the clock does not advance after tick {tick}: is timestep monotone?")
+        if passed > 0 and self._completed(passed * every) > tick:
+            return self._completed(passed * every)
+        return self._completed((passed + 1) * every)
+
+    def _completed(self, timestep: int) -> int:
+        return self.last_tick_at(self.timestep(self.first_tick_at(timestep)))
 
     def _search(self, timestep: int, find: Callable[..., int]) -> int:
         beyond = 1
         while self.timestep(beyond) <= timestep:
             beyond *= 2
+            if beyond > _ENDLESS:
+                raise ValueError(
+                    f"the clock never counts more than {timestep} {self.unit}: its timestep must "
+                    "grow without end."
+                )
         return find(range(beyond + 1), timestep, key=self.timestep)

@@ -20,7 +20,7 @@ from wm_collect.clocks import Clock
 from wm_collect.evaluate import Evaluation
 from wm_collect.failures import TrainingInterrupted, check_counters, check_finite
 from wm_collect.interrupt import StopRequest, wait_until_ready
-from wm_collect.loop import Algorithm, RunState, trained_names
+from wm_collect.loop import Algorithm, RunState
 from wm_collect.pace import Pace
 from wm_collect.progress import RunProgress
 from wm_collect.sinks import Sink
@@ -172,7 +172,6 @@ class _Run:
         self.progress = progress
         self.pace = pace
         self.series = metrics.Series(seed_keys.shape)
-        self.trained_names = trained_names(algorithm, run_state.agent)
         self.began = time.monotonic()
         if log_state is None:
             self.window = metrics.MetricWindow.empty(algorithm.metric_names, seed_keys.shape)
@@ -215,7 +214,7 @@ class _Run:
             report,
             start,
             stop,
-            trained_names=self.trained_names,
+            trained_names=self.compiled.trained_names,
             seeds=self.seeds,
             remedy=self._divergence_remedy(),
         )

@@ -4,7 +4,10 @@ While a chunk computes, the main thread waits in Python, in short sleeps: inside
 signal would not be seen before the computation is over.
 """
 
+import atexit
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 _LONGEST_SLEEP = 0.02
+_EXIT_STATUS_OF_CTRL_C = 128 + signal.SIGINT
 
 
 class StopRequest:
@@ -49,8 +53,23 @@ class StopRequest:
 
 
 def wait_until_ready(array: Any) -> None:
-    """Wait for the computation that makes the `jax.Array`, answering signals meanwhile."""
+    """Wait for the computation that makes the `jax.Array`, answering signals meanwhile.
+
+    A computation cannot be cancelled, and at its end Python would wait for one that was abandoned.
+    So if the wait is interrupted and the program then ends, it does so without waiting.
+    """
     sleep = 1e-4
-    while not array.is_ready():
-        time.sleep(sleep)
-        sleep = min(2 * sleep, _LONGEST_SLEEP)
+    try:
+        while not array.is_ready():
+            time.sleep(sleep)
+            sleep = min(2 * sleep, _LONGEST_SLEEP)
+    except KeyboardInterrupt:
+        atexit.register(_exit_if_computing, array)
+        raise
+
+
+def _exit_if_computing(array: Any) -> None:
+    if not array.is_ready():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_EXIT_STATUS_OF_CTRL_C)

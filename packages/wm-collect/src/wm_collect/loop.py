@@ -228,7 +228,12 @@ def repeat_update(state: State, n: jax.Array, update: Callable[[State, jax.Array
 
 
 def trained_names(algorithm: Algorithm, agent: Any) -> tuple[str, ...]:
-    """Return readable paths of the leaves behind `ChunkReport.trained_finite`, in its order."""
+    """Return readable paths of the leaves behind `ChunkReport.trained_finite`, in its order.
+
+    Args:
+        algorithm: the agent's functions.
+        agent: the agent's state without a seed axis, or its shapes.
+    """
     trained = jax.eval_shape(algorithm.trained, agent)
     leaves = jax.tree_util.tree_leaves_with_path(trained)
     return tuple(

@@ -15,10 +15,18 @@ import jax.numpy as jnp
 
 from wm_collect import extensions as ext
 from wm_collect import metrics, randomness
-from wm_collect.compile_cache import count_compilations, quiet_xla
+from wm_collect.compile_cache import count_compilations
 from wm_collect.evaluate import Evaluation
-from wm_collect.loop import Algorithm, ChunkReport, RunState, init_run, make_chunk
+from wm_collect.loop import (
+    Algorithm,
+    ChunkReport,
+    RunState,
+    init_run,
+    make_chunk,
+    trained_names,
+)
 from wm_collect.progress import RunProgress, format_number
+from wm_collect.quiet import quiet_xla
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +37,12 @@ class Programs:
         chunk: see `wm_collect.loop.make_chunk`.
         evaluation: `evaluation(run_state, seed_keys, tick) -> {name: [] or [S]}`, or None if there
             is nothing to evaluate.
+        trained_names: names of the leaves behind `ChunkReport.trained_finite`.
     """
 
     chunk: Callable[..., tuple[RunState, ChunkReport]]
     evaluation: Callable[..., dict[str, jax.Array]] | None
+    trained_names: tuple[str, ...]
 
 
 def prepare(
@@ -87,7 +97,11 @@ def prepare(
     if initial is None:
         compiled_init = _compile(init.lower(seed_keys), "initial state", progress)
         initial = compiled_init(seed_keys)
-    return Programs(compiled_chunk, compiled_evaluation), initial
+    one_seed = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[seed_keys.ndim :], leaf.dtype), template.agent
+    )
+    names = trained_names(algorithm, one_seed)
+    return Programs(compiled_chunk, compiled_evaluation, names), initial
 
 
 def check_same_form(state: Any, template: Any) -> None:

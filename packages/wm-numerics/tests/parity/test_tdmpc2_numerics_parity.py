@@ -79,7 +79,7 @@ def test_two_hot_of_infinities_is_the_outermost_bin(arrays, two_hot):
 def test_two_hot_inverse(arrays, two_hot):
     logits = arrays["logits"]
     value, recorded = jax.jit(two_hot.mean)(logits), arrays["two_hot_inv"][:, 0]
-    # In symlog space: the recorded bins are off by up to half a spacing at the limit (the middle one
+    # In symlog space: recorded bins are off by up to half a spacing at the limit (the middle one
     # is -1.2e-7, not 0), and the mirrored sum stays within half a spacing times 1 + 6·E_p abs b of
     # the plain one (T24). symexp multiplies both by 1 + abs y.
     unnormalised = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))

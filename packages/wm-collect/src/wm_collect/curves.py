@@ -28,8 +28,8 @@ def plot_learning_curve(
     """Draw returns over environment steps, and losses below them if there are any.
 
     Training returns are thin dots with their running median, evaluations a line, with a band of
-    one standard deviation over the episodes where `Eval/episodic std reward` is logged. Of a run with
-    several seeds, the mean is bold and each seed is a thin line.
+    one standard deviation over the episodes where `Eval/episodic std reward` is logged. Of a run
+    with several seeds, the mean is bold and each seed is a thin line.
 
     Args:
         runs: log rows, the path of a `metrics.jsonl`, or a mapping from a label to either, drawn

@@ -108,7 +108,7 @@ def build(node: Any) -> Any:
     dtype, shape, seed = node
     dtype = jnp.dtype(dtype)
     count = int(np.prod(shape)) * dtype.itemsize
-    if dtype == bool:
+    if dtype.kind == "b":
         return jnp.asarray(np.random.default_rng(seed).integers(0, 2, shape), bool)
     data = np.random.default_rng(seed).bytes(count)  # any bits: NaN payloads, -0.0, denormals
     return jnp.asarray(np.frombuffer(data, dtype).reshape(shape))
@@ -204,7 +204,7 @@ def test_missing_checkpoints_are_named(checkpoints: Checkpoints) -> None:
     with pytest.raises(CheckpointError, match="has no checkpoint to restore"):
         checkpoints.restore({})
     checkpoints.save(3, {"x": jnp.zeros(1)}, {})
-    with pytest.raises(CheckpointError, match="no checkpoint of tick 4; .* ticks 3 are there"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of tick 4; .* ticks 3 are there"):
         checkpoints.restore({"x": jnp.zeros(1)}, 4)
 
 

@@ -121,7 +121,7 @@ def test_a_damaged_checkpoint_does_not_stop_the_run_from_saving(checkpoints: Che
 
 def test_a_directory_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointError, match="could not be written to .*Not a directory"):
+    with pytest.raises(CheckpointError, match=r"could not be written to .*Not a directory"):
         Checkpoints(tmp_path / "file" / "checkpoints").save(1, STATE, {})
 
 

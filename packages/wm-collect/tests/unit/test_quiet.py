@@ -12,9 +12,11 @@ from wm_collect.quiet import quiet_xla
 from wm_collect.stderr_filter import forward
 
 NOISE = (
-    b"E1129 23:29:00.966045    5382 cpu_aot_loader.cc:195] Loading XLA:CPU AOT result. Target machine "
-    b"feature +prefer-no-gather is not  supported on the host machine. Machine type used for XLA:CPU "
-    b"compilation doesn't match the machine type for execution. This could lead to SIGILL.\n"
+    b"E1129 23:29:00.966045    5382 cpu_aot_loader.cc:195] Loading XLA:CPU AOT result. Target "
+    b"machine feature +prefer-no-gather is not  supported on the host machine. Machine type used "
+    b"for XLA:CPU compilation doesn't match the machine type for execution. Compile machine "
+    b"features: [+64bit,+prefer-no-gather] vs host machine features: [avx,aes]. This could lead to "
+    b"execution errors such as SIGILL.\n"
 )
 REAL_MISMATCH = NOISE.replace(b"+prefer-no-gather", b"+avx512f")
 OTHER_ERROR = b"E1129 23:29:00.966045    5382 cuda_driver.cc:10] out of memory\n"

@@ -48,11 +48,16 @@ class Clock:
             every: period in timesteps, at least 1.
         """
         passed = self.timestep(tick) // every
-        if passed > 0 and self._completed(passed * every) > tick:
-            return self._completed(passed * every)
-        return self._completed((passed + 1) * every)
+        if passed > 0 and self.completed_at(passed * every) > tick:
+            return self.completed_at(passed * every)
+        return self.completed_at((passed + 1) * every)
 
-    def _completed(self, timestep: int) -> int:
+    def completed_at(self, timestep: int) -> int:
+        """Return the ticks after which `timestep` is counted and its rows are recorded.
+
+        This is where a run of so many timesteps ends: at the first tick that counts them, or after
+        the ticks behind it that count nothing.
+        """
         return self.last_tick_at(self.timestep(self.first_tick_at(timestep)))
 
     def _search(self, timestep: int, find: Callable[..., int]) -> int:

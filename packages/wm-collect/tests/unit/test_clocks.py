@@ -39,6 +39,8 @@ def test_a_log_row_waits_for_the_held_tick_that_records_the_episode():
     # Three agent steps and a held tick an episode, two environments: 6 env steps after tick 3,
     # still 6 after the held tick.
     assert (steps(3), steps(4)) == (6, 6)
+    assert CLOCK.completed_at(6) == 4
+    assert CLOCK.completed_at(7) == 5
     assert CLOCK.next_multiple(0, 6) == 4
     assert CLOCK.next_multiple(3, 6) == 4
     assert CLOCK.next_multiple(4, 6) == 8

@@ -190,7 +190,10 @@ class SimulatedEnvironment:
         return Transition(EnvState(inner=inner, steps=steps), obs, reward, terminated, truncated)
 
     def _repeated_step(self, key: jax.Array, inner: Any, env_action: jax.Array) -> tuple[Any, ...]:
-        """Repeat the action, frozen after the simulator step that ends the episode (deviation E22)."""
+        """Repeat the action, frozen after the simulator step that ends the episode.
+
+        Deviations: E22.
+        """
         keys = jax.random.split(key, self.spec.action_repeat)
         nothing_yet = (
             inner,
@@ -364,9 +367,10 @@ def _environment(
         action_high=() if isinstance(actions, DiscreteActions) else actions.high,
     )
     if spec.reset_ignores_key:
+        register = " (deviation E21 in docs/deviations.md)" if spec.backend == "playground" else ""
         warnings.warn(
             f"Every episode of {spec.env_id!r} starts from the same state, because its reset "
-            f"ignores the random key (deviation E21 in docs/deviations.md).",
+            f"ignores the random key{register}.",
             stacklevel=3,
         )
     return SimulatedEnvironment(simulator, spec, StateLayout.of(simulator, inner))

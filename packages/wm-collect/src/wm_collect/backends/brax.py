@@ -73,6 +73,7 @@ def load(env_id: str, *, episode_length: int | None, env_params: Any) -> Simulat
         backend="brax",
         terminates=_terminates(env_id, env_params or {}),
         episode_length=_EPISODE_LENGTH if episode_length is None else episode_length,
+        reset_ignores_key=env_id == "fast",
     )
 
 

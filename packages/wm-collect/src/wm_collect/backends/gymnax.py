@@ -45,6 +45,20 @@ TERMINATES: Mapping[str, bool] = {
     "FrozenLake-misc": True,
 }
 
+# Their reset makes no random draw with the default parameters.
+RESET_IGNORES_KEY = frozenset(
+    {
+        "Asterix-MinAtar",
+        "Seaquest-MinAtar",
+        "SpaceInvaders-MinAtar",
+        "DeepSea-bsuite",
+        "DiscountingChain-bsuite",
+        "FourRooms-misc",
+        "Pong-misc",
+        "FrozenLake-misc",
+    }
+)
+
 
 def has_id(env_id: str) -> bool:
     """Return whether Gymnax knows the id, ids registered with it at run time included."""
@@ -80,6 +94,7 @@ def load(env_id: str, *, episode_length: int | None, env_params: Any) -> Simulat
         terminates=TERMINATES.get(env_id),
         episode_length=episode_length,
         env_params=env_params,
+        reset_ignores_key=env_id in RESET_IGNORES_KEY and env_params is None,
     )
 
 

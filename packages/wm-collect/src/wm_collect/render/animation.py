@@ -1,6 +1,8 @@
 """Captions, and files of moving pictures."""
 
+import contextlib
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,6 +58,7 @@ def save_animation(
 
     Raises:
         ModuleNotFoundError: an MP4 was asked for without the extra.
+        RuntimeError: the video encoder failed.
         ValueError: there are no frames, they differ in size, or the ending is unknown.
     """
     path = Path(path)
@@ -102,10 +105,16 @@ def _save_mp4(frames: Sequence[np.ndarray], path: Path, fps: float) -> None:
     height, width, _ = frames[0].shape
     # Video codecs need even sizes.
     odd = ((0, height % 2), (0, width % 2), (0, 0))
-    writer = imageio_ffmpeg.write_frames(
-        str(path), (width + width % 2, height + height % 2), fps=fps, macro_block_size=2, quality=7
-    )
-    writer.send(None)
-    for frame in frames:
-        writer.send(np.ascontiguousarray(np.pad(frame, odd, "edge")))
-    writer.close()
+    size = f"{width + width % 2}x{height + height % 2}"
+    # imageio-ffmpeg's own writer forks, of which JAX warns; it is used to find the program only.
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error"]
+    command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
+    command += ["-an", "-c:v", "libx264", "-crf", "20", "-pix_fmt", "yuv420p", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as encoder:
+        assert encoder.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its own message, below, says more
+            for frame in frames:
+                encoder.stdin.write(np.pad(frame, odd, "edge").tobytes())
+        _, message = encoder.communicate()
+    if encoder.returncode:
+        raise RuntimeError(f"ffmpeg could not write {path}: {message.decode().strip()}")

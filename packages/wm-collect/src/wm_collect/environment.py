@@ -340,6 +340,10 @@ def _environment(
             f"time limit; pass terminates=True or terminates=False, or give the environment object "
             f"an attribute of that name."
         )
+    # Jitted, these are traced here once for their shapes, and not again when they are compiled.
+    simulator = dataclasses.replace(
+        simulator, reset=jax.jit(simulator.reset), step=jax.jit(simulator.step)
+    )
     inner, obs = jax.eval_shape(simulator.reset, jax.random.key(0))
     if not isinstance(obs, jax.ShapeDtypeStruct) or len(obs.shape) != 1:
         found = (

@@ -42,7 +42,8 @@ class StateLayout:
         """
         key = jax.eval_shape(lambda: jax.random.key(0))
         action = jax.eval_shape(simulator.actions.from_agent, simulator.actions.zero())
-        stepped = jax.eval_shape(simulator.step, key, inner, action).inner
+        strong = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inner)
+        stepped = jax.eval_shape(simulator.step, key, strong, action).inner
         before, treedef = jax.tree.flatten(inner)
         after, treedef_after = jax.tree.flatten(stepped)
         if treedef != treedef_after:

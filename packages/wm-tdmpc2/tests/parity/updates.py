@@ -1,0 +1,198 @@
+"""Recorded chains of updates, replayed through the public functions."""
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from wm_numerics import percentile
+from wm_tdmpc2 import (
+    Batch,
+    LearnerState,
+    TDMPC2Config,
+    UpdateNoise,
+    init_learner,
+    update,
+    world_model,
+)
+from wm_tdmpc2.interop import load_reference, to_reference
+from wm_tdmpc2.networks import Params
+from wm_tdmpc2.update import policy_loss, td_target, world_model_loss
+
+from .recordings import Recording
+
+
+class Call(NamedTuple):
+    """One update: what was recorded, what our functions return, and our state around it."""
+
+    theirs: dict[str, np.ndarray]
+    ours: dict[str, Any]
+    before: LearnerState
+    after: LearnerState
+
+
+@functools.cache
+def program(config: TDMPC2Config) -> Callable[..., tuple[Any, ...]]:
+    """Return the compiled update, together with what it computes on the way."""
+
+    @jax.jit
+    def run(
+        state: LearnerState, batch: Batch, noise: UpdateNoise, recorded: dict[str, jax.Array]
+    ) -> tuple[Any, ...]:
+        after, metrics = update(state, batch, noise, config=config)
+        looked_at = intermediates(state, after, batch, noise, recorded, config=config)
+        return after, metrics, looked_at
+
+    return run
+
+
+@functools.cache
+def replay(recording: Recording) -> tuple[Call, ...]:
+    """Run every recorded update, each from our own result of the one before."""
+    config = recording.config
+    state = init_learner(jax.random.key(0), config=config)
+    state = load_reference(state, recording.group("params_before/"), config=config)
+    calls = []
+    for i in range(recording.meta["calls"]):
+        theirs = recording.group(f"call{i}/")
+        before = state
+        state, metrics, ours = program(config)(before, *recorded_inputs(theirs))
+        ours = jax.tree.map(np.asarray, ours)
+        ours |= {f"info/{name}": float(value) for name, value in metrics.items()}
+        ours["grad_wm"] = to_reference(ours["grad_wm"], config=config)
+        ours["grad_pi"] = to_reference(pi_params=ours["grad_pi"], config=config)
+        calls.append(Call(theirs, ours, before, state))
+    return tuple(calls)
+
+
+def recorded_inputs(
+    theirs: dict[str, np.ndarray],
+) -> tuple[Batch, UpdateNoise, dict[str, jax.Array]]:
+    """Return the batch, the draws and some intermediates of a recorded call, in our layout."""
+    obs, action, reward = (jnp.asarray(theirs[f"batch/{n}"]) for n in ("obs", "action", "reward"))
+    unused = jax.random.key(0)  # recordings are made without dropout
+    noise = UpdateNoise(
+        td_eps=jnp.asarray(theirs["draw/td_eps"]),
+        td_dropout=unused,
+        td_q_pair=jnp.asarray(theirs["draw/td_q_pair"], jnp.int32),
+        value_dropout=unused,
+        pi_eps=jnp.asarray(theirs["draw/pi_eps"]),
+        pi_dropout=unused,
+        pi_q_pair=jnp.asarray(theirs["draw/pi_q_pair"], jnp.int32),
+    )
+    recorded = {
+        "next_z": jnp.asarray(theirs["td/next_z"]),
+        "target": jnp.asarray(theirs["td/target"])[..., 0],
+        "zs": jnp.asarray(theirs["wm/zs"]),
+        "td_action": jnp.asarray(theirs["td/action"]),
+        "pi_action": jnp.asarray(theirs["policy/action"]),
+    }
+    return Batch(obs, action, reward[..., 0]), noise, recorded
+
+
+def intermediates(
+    before: LearnerState,
+    after: LearnerState,
+    batch: Batch,
+    noise: UpdateNoise,
+    recorded: dict[str, jax.Array],
+    *,
+    config: TDMPC2Config,
+) -> dict[str, Any]:
+    """Return what an update computes on the way, under the names of the recordings.
+
+    Losses, gradients and values are taken at recorded targets, latents and actions, so that each is
+    judged by itself; `update`, whose parameters are compared too, uses its own.
+    """
+    next_z, target = td_target(before, batch, noise, config=config)
+    wm = partial(jax.value_and_grad(world_model_loss, has_aux=True), config=config)
+    (_, (zs, _)), grad_wm = wm(
+        before.wm_params, batch, recorded["next_z"], recorded["target"], noise.value_dropout
+    )
+    reward_logits, q_logits = world_model.reward_and_q(
+        before.wm_params, zs[:-1], batch.action, noise.value_dropout, config=config
+    )
+    td_policy = world_model.pi(before.pi_params, next_z, noise.td_eps, config=config)
+    policy = world_model.pi(before.pi_params, recorded["zs"], noise.pi_eps, config=config)
+
+    def pair_of(q_params: Params, z: jax.Array, action: jax.Array, pair: jax.Array) -> jax.Array:
+        return world_model.q_pair(q_params, z, action, pair, noise.td_dropout, config=config)
+
+    target_pair = pair_of(
+        before.target_q_params, recorded["next_z"], recorded["td_action"], noise.td_q_pair
+    )
+    pair = pair_of(after.wm_params["q"], recorded["zs"], recorded["pi_action"], noise.pi_q_pair)
+    q_avg = jnp.mean(pair, axis=0)
+    grad_pi, _ = jax.grad(policy_loss, has_aux=True)(
+        before.pi_params,
+        after.wm_params["q"],
+        recorded["zs"],
+        before.q_scale,
+        noise,
+        config=config,
+    )
+    broadcast_target = jnp.broadcast_to(recorded["target"], q_logits.shape[:-1])
+    return {
+        "td/next_z": next_z,
+        "td/q_min": jnp.min(target_pair, axis=0),
+        "td/target": target,
+        **{f"td/{name}": value for name, value in td_policy._asdict().items()},
+        "wm/zs": zs,
+        "wm/consistency_mse": jnp.mean(jnp.square(zs[1:] - next_z), axis=(1, 2)),
+        "wm/reward_ce": config.two_hot.loss(reward_logits, batch.reward),
+        "wm/value_ce": config.two_hot.loss(q_logits, broadcast_target),
+        "wm/q_logits": q_logits,
+        "wm/reward_logits": reward_logits,
+        "grad_wm": grad_wm,
+        "grad_pi": grad_pi,
+        **{f"policy/{name}": value for name, value in policy._asdict().items()},
+        "policy/q_avg": q_avg,
+        "clip/wm_norm_own": optax.tree.norm(grad_wm),
+        "clip/carried_pi_norm": jnp.sqrt(before.pi_grad_norm_sq),
+        "clip/pi_norm": optax.tree.norm(grad_pi),
+        "clip/pi_norm_after": jnp.sqrt(after.pi_grad_norm_sq),
+        "scale/percentiles": percentile(q_avg[0], (5.0, 95.0)),
+        "scale/before": before.q_scale.scale,
+        "scale/after": after.q_scale.scale,
+    }
+
+
+class AdamMoments(NamedTuple):
+    """State of one Adam under the original names: `exp_avg`, `exp_avg_sq` and `step`."""
+
+    exp_avg: dict[str, np.ndarray]
+    exp_avg_sq: dict[str, np.ndarray]
+    step: int
+
+
+def adam_wm(state: LearnerState, config: TDMPC2Config) -> AdamMoments:
+    """Return the world model's moments, encoder and the rest put together."""
+    parts = [
+        optax.tree.get(inner, "ScaleByAdamState")
+        for inner in state.wm_opt_state.inner_states.values()
+    ]
+    masked = optax.MaskedNode
+
+    def joined(field: str) -> Params:
+        trees = [getattr(part, field) for part in parts]
+        return {
+            name: next(tree[name] for tree in trees if not isinstance(tree[name], masked))
+            for name in state.wm_params
+        }
+
+    (step,) = {int(part.count) for part in parts}
+    return AdamMoments(
+        to_reference(joined("mu"), config=config), to_reference(joined("nu"), config=config), step
+    )
+
+
+def adam_pi(state: LearnerState, config: TDMPC2Config) -> AdamMoments:
+    """Return the policy's moments."""
+    part = optax.tree.get(state.pi_opt_state, "ScaleByAdamState")
+    mu, nu = (to_reference(pi_params=tree, config=config) for tree in (part.mu, part.nu))
+    return AdamMoments(mu, nu, int(part.count))

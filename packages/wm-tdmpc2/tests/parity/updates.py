@@ -55,7 +55,7 @@ def program(config: TDMPC2Config) -> Callable[..., tuple[Any, ...]]:
 def replay(recording: Recording) -> tuple[Call, ...]:
     """Run every recorded update, each from our own result of the one before."""
     config = recording.config
-    state = init_learner(jax.random.key(0), config=config)
+    state = jax.jit(partial(init_learner, config=config))(jax.random.key(0))
     state = load_reference(state, recording.group("params_before/"), config=config)
     calls = []
     for i in range(recording.meta["calls"]):

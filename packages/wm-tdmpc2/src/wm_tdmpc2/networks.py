@@ -142,20 +142,13 @@ def first_linear(params: Params) -> tuple[jax.Array, jax.Array]:
 def joint_linear(networks: Sequence[Params]) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
     """Concatenate first layers that read the same input into one.
 
-    An ensemble `[Nq, I, M]` counts as Nq networks side by side.
-
     Returns:
         Kernel `[I, F]`, bias `[F]`, and the number of columns of each network.
     """
-    kernels, biases = [], []
-    for params in networks:
-        kernel, bias = first_linear(params)
-        if kernel.ndim == 3:
-            kernel = jnp.moveaxis(kernel, 0, 1).reshape(kernel.shape[1], -1)
-        kernels.append(kernel)
-        biases.append(bias.reshape(-1))
-    widths = tuple(k.shape[1] for k in kernels)
-    return jnp.concatenate(kernels, axis=1), jnp.concatenate(biases), widths
+    layers = [first_linear(params) for params in networks]
+    kernel = jnp.concatenate([kernel for kernel, _ in layers], axis=1)
+    bias = jnp.concatenate([bias for _, bias in layers])
+    return kernel, bias, tuple(kernel.shape[1] for kernel, _ in layers)
 
 
 def add_bias(h: jax.Array, bias: jax.Array) -> jax.Array:
@@ -169,24 +162,36 @@ def split_columns(h: jax.Array, widths: tuple[int, ...]) -> list[jax.Array]:
     return jnp.split(h, ends, axis=-1)
 
 
-def ensemble_from_preactivation(
-    params: Params, h: jax.Array, dropout_key: jax.Array, *, config: TDMPC2Config
+def ensemble(
+    params: Params,
+    inputs: Sequence[jax.Array],
+    dropout_key: jax.Array,
+    *,
+    config: TDMPC2Config,
 ) -> jax.Array:
-    """Return the logits of each member, given all members' first linear outputs.
+    """Return the logits of each member of an ensemble.
 
-    Dropout sits before the first normalisation, with an independent mask per member and row.
+    The first layer is summed over the parts of its input, so that a part without a gradient
+    costs nothing in the backward pass. Dropout sits before the first normalisation, with an
+    independent mask per member and row.
 
     Args:
         params: ensemble parameters, leading axis `[Nq]`.
-        h: first-layer outputs side by side, `[..., Nq * M]`.
+        inputs: the parts of the input, each `[B, I_k]`, in order.
         dropout_key: key of the masks; consumed.
         config: gives the dropout rate and widths.
 
     Returns:
-        Logits, `[Nq, ..., K]`.
+        Logits, `[Nq, B, K]`.
     """
-    members = jax.tree.leaves(params)[0].shape[0]
-    h = jnp.moveaxis(h.reshape(*h.shape[:-1], members, -1), -2, 0)
+    kernel, bias = first_linear(params)
+    h, start = bias[:, None, :], 0
+    for x in inputs:
+        # One product per member: activations are then laid out member by member, as the batched
+        # products of the later layers want them.
+        members = jnp.broadcast_to(x, (kernel.shape[0], *x.shape))
+        h = h + members @ kernel[:, start : start + x.shape[-1]]
+        start += x.shape[-1]
     if config.dropout > 0:
         h = dropout(h, dropout_key, config.dropout)
     module = value_module(config)
@@ -197,15 +202,6 @@ def ensemble_from_preactivation(
     return jax.vmap(member)(params, h)
 
 
-def select_members(params: Params, pair: jax.Array, *, config: TDMPC2Config) -> Params:
-    """Return the parameters of the drawn pair of members, leading axis `[2]`.
-
-    With two members the pair is always both of them, and order cannot matter because pairs are
-    only averaged or minimised.
-    """
-    if config.num_q == 2:
-        return params
-    return jax.tree.map(
-        lambda p: jnp.stack([jax.lax.dynamic_index_in_dim(p, pair[i], 0, False) for i in (0, 1)]),
-        params,
-    )
+def select_member(params: Params, index: jax.Array) -> Params:
+    """Return one member of an ensemble as an ensemble of its own, leading axis `[1]`."""
+    return jax.tree.map(lambda p: jax.lax.dynamic_index_in_dim(p, index, 0), params)

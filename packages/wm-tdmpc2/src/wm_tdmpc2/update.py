@@ -126,9 +126,8 @@ def world_model_loss(
     mse = jnp.mean(jnp.square(zs[1:] - next_z), axis=(1, 2))
     consistency = jnp.sum(weight * mse)
 
-    reward_logits, q_logits = world_model.reward_and_q(
-        wm_params, zs[:-1], batch.action, dropout_key, config=config
-    )
+    reward_logits = world_model.reward(wm_params, zs[:-1], batch.action, config=config)
+    q_logits = world_model.q(wm_params["q"], zs[:-1], batch.action, dropout_key, config=config)
     reward_ce = config.two_hot.loss(reward_logits, batch.reward)
     value_ce = config.two_hot.loss(q_logits, jnp.broadcast_to(target, q_logits.shape[:-1]))
     reward_loss = jnp.sum(weight * jnp.mean(reward_ce, axis=1))

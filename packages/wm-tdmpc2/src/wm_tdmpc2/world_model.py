@@ -15,14 +15,11 @@ import jax.numpy as jnp
 from wm_tdmpc2.config import TDMPC2Config
 from wm_tdmpc2.networks import (
     Params,
-    add_bias,
     dynamics_module,
     encoder_module,
-    ensemble_from_preactivation,
-    joint_linear,
+    ensemble,
     policy_module,
-    select_members,
-    split_columns,
+    select_member,
     value_module,
 )
 
@@ -41,21 +38,24 @@ class PolicySample(NamedTuple):
 
 def encode(wm_params: Params, obs: jax.Array, *, config: TDMPC2Config) -> jax.Array:
     """Return the latent `[..., Z]` of observations `[..., O]`."""
-    return encoder_module(config).apply({"params": wm_params["encoder"]}, obs)
+    latent = encoder_module(config).apply({"params": wm_params["encoder"]}, _rows(obs))
+    return latent.reshape(*obs.shape[:-1], -1)
 
 
 def next(wm_params: Params, z: jax.Array, action: jax.Array, *, config: TDMPC2Config) -> jax.Array:
     """Return the predicted next latent `[..., Z]` of latents `[..., Z]` and actions `[..., A]`."""
-    za = jnp.concatenate([z, action], axis=-1)
-    return dynamics_module(config).apply({"params": wm_params["dynamics"]}, za)
+    za = _rows(jnp.concatenate([z, action], axis=-1))
+    latent = dynamics_module(config).apply({"params": wm_params["dynamics"]}, za)
+    return latent.reshape(z.shape)
 
 
 def reward(
     wm_params: Params, z: jax.Array, action: jax.Array, *, config: TDMPC2Config
 ) -> jax.Array:
     """Return reward logits `[..., K]` of the transition that `action` starts."""
-    za = jnp.concatenate([z, action], axis=-1)
-    return value_module(config).apply({"params": wm_params["reward"]}, za)
+    za = _rows(jnp.concatenate([z, action], axis=-1))
+    logits = value_module(config).apply({"params": wm_params["reward"]}, za)
+    return logits.reshape(*z.shape[:-1], -1)
 
 
 def q(
@@ -71,11 +71,9 @@ def q(
     Dropout is active in every call, as in the paper-era code (its ensemble never leaves training
     mode).
     """
-    kernel, bias, _ = joint_linear([q_params])
-    # The action's rows are applied apart from the latent's: where only the action carries a
-    # gradient (policy loss), nothing is propagated back into the latent.
-    h = z @ kernel[: z.shape[-1]] + add_bias(action @ kernel[z.shape[-1] :], bias)
-    return ensemble_from_preactivation(q_params, h, dropout_key, config=config)
+    parts = (_rows(z), _rows(action))
+    logits = ensemble(q_params, parts, dropout_key, config=config)
+    return logits.reshape(logits.shape[0], *z.shape[:-1], -1)
 
 
 def q_pair(
@@ -92,33 +90,22 @@ def q_pair(
     Only the drawn pair is evaluated: the reference evaluates all members and keeps two, which
     has the same distribution. Deviations: T31.
     """
-    members = select_members(q_params, pair, config=config)
-    return config.two_hot.mean(q(members, z, action, dropout_key, config=config))
-
-
-def reward_and_q(
-    wm_params: Params,
-    z: jax.Array,
-    action: jax.Array,
-    dropout_key: jax.Array,
-    *,
-    config: TDMPC2Config,
-) -> tuple[jax.Array, jax.Array]:
-    """Return reward logits `[..., K]` and all Q logits `[Nq, ..., K]`, first layers shared."""
-    kernel, bias, widths = joint_linear([wm_params["reward"], wm_params["q"]])
-    h = add_bias(jnp.concatenate([z, action], axis=-1) @ kernel, bias)
-    h_reward, h_q = split_columns(h, widths)
-    reward_logits = value_module(config).apply(
-        {"params": wm_params["reward"]}, h_reward, method="from_preactivation"
-    )
-    return reward_logits, ensemble_from_preactivation(
-        wm_params["q"], h_q, dropout_key, config=config
-    )
+    if config.num_q == 2:
+        # The pair is always both members, and its order cannot matter: pairs are averaged or
+        # minimised.
+        return config.two_hot.mean(q(q_params, z, action, dropout_key, config=config))
+    # One member after the other: stacked, every use of a member's normalisation parameters would
+    # look up the pair again (XLA fuses the look-up into the loops that read it).
+    values = [
+        config.two_hot.mean(q(select_member(q_params, pair[i]), z, action, key, config=config)[0])
+        for i, key in enumerate(jax.random.split(dropout_key))
+    ]
+    return jnp.stack(values)
 
 
 def pi(pi_params: Params, z: jax.Array, eps: jax.Array, *, config: TDMPC2Config) -> PolicySample:
     """Sample the policy prior at latents `[..., Z]` with standard normal `eps` `[..., A]`."""
-    out = policy_module(config).apply({"params": pi_params}, z)
+    out = policy_module(config).apply({"params": pi_params}, _rows(z)).reshape(*z.shape[:-1], -1)
     mean, raw_log_std = jnp.split(out, 2, axis=-1)
     return squashed_gaussian(mean, bounded_log_std(raw_log_std, config=config), eps)
 
@@ -149,3 +136,8 @@ def squashed_gaussian(mean: jax.Array, log_std: jax.Array, eps: jax.Array) -> Po
     room = jax.nn.relu(1 - jnp.square(action)) + TANH_EPS
     log_pi = mean.shape[-1] * gaussian - jnp.sum(jnp.log(room), axis=-1)
     return PolicySample(action=action, mean=jnp.tanh(mean), log_std=log_std, log_pi=log_pi)
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    """Return `[..., F]` as `[B, F]`: sums over rows (gradients) are slow over several axes."""
+    return x.reshape(-1, x.shape[-1])

@@ -114,8 +114,9 @@ def intermediates(
     (_, (zs, _)), grad_wm = wm(
         before.wm_params, batch, recorded["next_z"], recorded["target"], noise.value_dropout
     )
-    reward_logits, q_logits = world_model.reward_and_q(
-        before.wm_params, zs[:-1], batch.action, noise.value_dropout, config=config
+    reward_logits = world_model.reward(before.wm_params, zs[:-1], batch.action, config=config)
+    q_logits = world_model.q(
+        before.wm_params["q"], zs[:-1], batch.action, noise.value_dropout, config=config
     )
     td_policy = world_model.pi(before.pi_params, next_z, noise.td_eps, config=config)
     policy = world_model.pi(before.pi_params, recorded["zs"], noise.pi_eps, config=config)

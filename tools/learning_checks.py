@@ -108,12 +108,16 @@ def run(name: str, check: Check, seed: int) -> bool:
 def main() -> int:
     """Run the named checks, or all of them, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[*CHECKS, []], metavar="check")
+    parser.add_argument("names", nargs="*", metavar="check", help=f"of {', '.join(CHECKS)}")
+    parser.add_argument("--seeds", type=int, nargs="+", help="instead of each check's own")
     options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(CHECKS))
+    if unknown:
+        parser.error(f"unknown check {', '.join(unknown)}; the checks are {', '.join(CHECKS)}")
     outcomes = [
         run(name, CHECKS[name], seed)
         for name in options.names or CHECKS
-        for seed in CHECKS[name].seeds
+        for seed in options.seeds or CHECKS[name].seeds
     ]
     return 0 if all(outcomes) else 1
 

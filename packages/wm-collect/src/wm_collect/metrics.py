@@ -30,6 +30,7 @@ N_EPISODES = "Train/n_episodes"
 TRAIN_RETURN = "Train/episodic mean reward"
 TRAIN_LENGTH = "Train/episodic mean length"
 EVAL_RETURN = "Eval/episodic mean reward"
+EVAL_STD = "Eval/episodic std reward"
 EVAL_LENGTH = "Eval/episodic mean length"
 ELAPSED = "Time/elapsed seconds"
 

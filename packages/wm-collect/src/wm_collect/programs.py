@@ -143,6 +143,7 @@ def _evaluation(
         if evaluate is not None:
             measured = evaluate(run_state.agent, jax.random.fold_in(key, randomness.EVALUATE))
             row[metrics.EVAL_RETURN] = jnp.mean(measured.episode_return)
+            row[metrics.EVAL_STD] = jnp.std(measured.episode_return)
             row[metrics.EVAL_LENGTH] = jnp.mean(measured.episode_length.astype(jnp.float32))
         added = ext.evaluation_metrics(
             extensions,

@@ -44,6 +44,8 @@ class StateLayout:
         action = jax.eval_shape(simulator.actions.from_agent, simulator.actions.zero())
         strong = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inner)
         stepped = jax.eval_shape(simulator.step, key, strong, action).inner
+        treedef: Any
+        treedef_after: Any
         before, treedef = jax.tree.flatten(inner)
         after, treedef_after = jax.tree.flatten(stepped)
         if treedef != treedef_after:

@@ -151,7 +151,7 @@ class TDMPC2(Agent):
 
         batched = held.reward.ndim > 3
         resized = (jax.vmap(adopt) if batched else adopt)(held)
-        return dataclasses.replace(state, agent=state.agent.replace(buffer=resized))
+        return dataclasses.replace(state, agent=dataclasses.replace(state.agent, buffer=resized))
 
     def replay_bytes_per_seed(self, n_timesteps: int) -> int:
         """Return the bytes of one seed's replay in a run of `n_timesteps` environment steps."""

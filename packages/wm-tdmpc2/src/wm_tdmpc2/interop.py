@@ -11,6 +11,7 @@ into NumPy arrays, and pass the dictionary to `from_reference` or `load_referenc
 Source of the names: nicklashansen/tdmpc2@b67b21c, common/world_model.py, common/layers.py.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -121,7 +122,8 @@ def load_reference(
         ValueError: as `from_reference`.
     """
     params = from_reference(state_dict, config=config)
-    return learner.replace(
+    return dataclasses.replace(
+        learner,
         wm_params=params.wm_params,
         target_q_params=params.target_q_params,
         pi_params=params.pi_params,

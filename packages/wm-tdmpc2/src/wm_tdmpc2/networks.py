@@ -29,6 +29,12 @@ WEIGHT_STD = 0.02
 NORM_EPS = 1e-5
 
 
+def apply(module: nn.Module, params: Params, x: jax.Array, method: str = "__call__") -> jax.Array:
+    """Return the output of a module that maps one array to one array."""
+    output: Any = module.apply({"params": params}, x, method=method)
+    return output
+
+
 def simnorm(x: jax.Array, group: int) -> jax.Array:
     """Return the softmax over each group of consecutive features, `[..., Z]` to `[..., Z]`.
 
@@ -197,7 +203,7 @@ def ensemble(
     module = value_module(config)
 
     def member(p: Params, x: jax.Array) -> jax.Array:
-        return module.apply({"params": p}, x, method="from_preactivation")
+        return apply(module, p, x, "from_preactivation")
 
     return jax.vmap(member)(params, h)
 

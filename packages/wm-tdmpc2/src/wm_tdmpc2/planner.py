@@ -22,6 +22,7 @@ from wm_tdmpc2.config import TDMPC2Config
 from wm_tdmpc2.networks import (
     Params,
     add_bias,
+    apply,
     dynamics_module,
     joint_linear,
     split_columns,
@@ -30,6 +31,8 @@ from wm_tdmpc2.networks import (
 from wm_tdmpc2.noise import PlanNoise
 
 WEIGHT_EPS = 1e-9
+
+FourArrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 class PlanOutput(NamedTuple):
@@ -91,10 +94,7 @@ def plan(
     mean = jnp.where(t0, jnp.zeros_like(prev_mean), shifted)
     std = jnp.full_like(mean, config.max_std)
 
-    def iterate(
-        carry: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
-        draws: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
-    ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    def iterate(carry: FourArrays, draws: FourArrays) -> tuple[FourArrays, tuple[jax.Array, ...]]:
         mean, std, _, _ = carry
         mppi_eps, terminal_eps, q_pair, dropout_key = draws
         sampled = jnp.clip(mean[:, None] + std[:, None] * mppi_eps, -1, 1)
@@ -162,12 +162,9 @@ class _LatentStep(NamedTuple):
     def finish(self, h: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return decoded rewards `[N]` and next latents `[N, Z]` from the first layers' output."""
         h_dynamics, h_reward = split_columns(h, (self.config.mlp_dim, self.config.mlp_dim))
-        next_z = dynamics_module(self.config).apply(
-            {"params": self.dynamics}, h_dynamics, method="from_preactivation"
-        )
-        logits = value_module(self.config).apply(
-            {"params": self.reward}, h_reward, method="from_preactivation"
-        )
+        dynamics, reward = dynamics_module(self.config), value_module(self.config)
+        next_z = apply(dynamics, self.dynamics, h_dynamics, "from_preactivation")
+        logits = apply(reward, self.reward, h_reward, "from_preactivation")
         return self.config.two_hot.mean(logits), next_z
 
 

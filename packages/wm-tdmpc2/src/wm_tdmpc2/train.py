@@ -1,5 +1,6 @@
 """TD-MPC2 assembled for the training loop: one seed's state, collection, updates and evaluation."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -79,13 +80,16 @@ def make_algorithm(env: Environment, config: TDMPC2Config, buffer: EpisodeBuffer
     ) -> tuple[TDMPC2State, EpisodeRecord]:
         planner = planning_policy(state.learner, config=config, eval_mode=False)
 
-        def policy(carry: Any, *inputs: Any) -> Any:
+        def policy(carry: Any, obs: jax.Array, is_first: jax.Array, key: jax.Array) -> Any:
             # The planner is not called in the seed phase: its mean stays at zero (deviation T32).
-            return jax.lax.cond(schedule.is_random(tick), act_randomly, planner, carry, *inputs)
+            random = schedule.is_random(tick)
+            return jax.lax.cond(random, act_randomly, planner, carry, obs, is_first, key)
 
         collector, row, _, episodes = collect_static(env, state.collector, tick, key, policy)
         return (
-            state.replace(collector=collector, buffer=buffer.add(state.buffer, row, tick)),
+            dataclasses.replace(
+                state, collector=collector, buffer=buffer.add(state.buffer, row, tick)
+            ),
             episodes,
         )
 
@@ -97,7 +101,7 @@ def make_algorithm(env: Environment, config: TDMPC2Config, buffer: EpisodeBuffer
         )
         noise = draw_update_noise(jax.random.fold_in(key, _NOISE), config=config)
         learner, metrics = update(state.learner, Batch(*batch), noise, config=config)
-        return state.replace(learner=learner), metrics
+        return dataclasses.replace(state, learner=learner), metrics
 
     return Algorithm(
         name=NAME,
@@ -127,15 +131,8 @@ def planning_policy(learner: LearnerState, *, config: TDMPC2Config, eval_mode: b
     The environments share the drawn Q pairs of a tick, so that one pair of networks serves all
     of them; everything else is drawn per environment (deviation T28).
     """
-    noise_axes = PlanNoise(
-        traj_eps=0,
-        mppi_eps=0,
-        terminal_eps=0,
-        dropout=0,
-        q_pair=None,
-        elite_uniform=0,
-        final_eps=0,
-    )
+    axes: dict[str, Any] = {name: 0 for name in PlanNoise._fields} | {"q_pair": None}
+    noise_axes = PlanNoise(**axes)
 
     def decide(
         prev_mean: jax.Array, obs: jax.Array, t0: jax.Array, noise: PlanNoise
@@ -153,14 +150,12 @@ def planning_policy(learner: LearnerState, *, config: TDMPC2Config, eval_mode: b
         return decision.action, decision.mean
 
     def policy(
-        prev_mean: jax.Array, obs: jax.Array, is_first: jax.Array, key: jax.Array
+        carry: jax.Array, obs: jax.Array, is_first: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, jax.Array, None]:
         keys = jax.random.split(key, obs.shape[0])
         noise = jax.vmap(lambda k: draw_plan_noise(k, config=config))(keys)
         noise = noise._replace(q_pair=noise.q_pair[0])
-        action, mean = jax.vmap(decide, in_axes=(0, 0, 0, noise_axes))(
-            prev_mean, obs, is_first, noise
-        )
+        action, mean = jax.vmap(decide, in_axes=(0, 0, 0, noise_axes))(carry, obs, is_first, noise)
         return action, mean, None
 
     return policy

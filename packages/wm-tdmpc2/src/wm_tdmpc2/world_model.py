@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from wm_tdmpc2.config import TDMPC2Config
 from wm_tdmpc2.networks import (
     Params,
+    apply,
     dynamics_module,
     encoder_module,
     ensemble,
@@ -38,14 +39,14 @@ class PolicySample(NamedTuple):
 
 def encode(wm_params: Params, obs: jax.Array, *, config: TDMPC2Config) -> jax.Array:
     """Return the latent `[..., Z]` of observations `[..., O]`."""
-    latent = encoder_module(config).apply({"params": wm_params["encoder"]}, _rows(obs))
+    latent = apply(encoder_module(config), wm_params["encoder"], _rows(obs))
     return latent.reshape(*obs.shape[:-1], -1)
 
 
 def next(wm_params: Params, z: jax.Array, action: jax.Array, *, config: TDMPC2Config) -> jax.Array:
     """Return the predicted next latent `[..., Z]` of latents `[..., Z]` and actions `[..., A]`."""
     za = _rows(jnp.concatenate([z, action], axis=-1))
-    latent = dynamics_module(config).apply({"params": wm_params["dynamics"]}, za)
+    latent = apply(dynamics_module(config), wm_params["dynamics"], za)
     return latent.reshape(z.shape)
 
 
@@ -54,7 +55,7 @@ def reward(
 ) -> jax.Array:
     """Return reward logits `[..., K]` of the transition that `action` starts."""
     za = _rows(jnp.concatenate([z, action], axis=-1))
-    logits = value_module(config).apply({"params": wm_params["reward"]}, za)
+    logits = apply(value_module(config), wm_params["reward"], za)
     return logits.reshape(*z.shape[:-1], -1)
 
 
@@ -105,7 +106,7 @@ def q_pair(
 
 def pi(pi_params: Params, z: jax.Array, eps: jax.Array, *, config: TDMPC2Config) -> PolicySample:
     """Sample the policy prior at latents `[..., Z]` with standard normal `eps` `[..., A]`."""
-    out = policy_module(config).apply({"params": pi_params}, _rows(z)).reshape(*z.shape[:-1], -1)
+    out = apply(policy_module(config), pi_params, _rows(z)).reshape(*z.shape[:-1], -1)
     mean, raw_log_std = jnp.split(out, 2, axis=-1)
     return squashed_gaussian(mean, bounded_log_std(raw_log_std, config=config), eps)
 

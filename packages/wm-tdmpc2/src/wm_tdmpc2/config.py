@@ -10,6 +10,7 @@ Source: nicklashansen/tdmpc2@b67b21c, `config.yaml`, `common/__init__.py` (model
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -246,7 +247,7 @@ def resolve_config(settings: TDMPC2Settings, spec: EnvSpec) -> TDMPC2Config:
 
 def _check_settings(s: TDMPC2Settings) -> None:
     """Raise a `ValueError` for the first setting that no task could make valid."""
-    if s.model_size not in MODEL_SIZES:
+    if not _is_number(s.model_size) or s.model_size not in MODEL_SIZES:
         known = ", ".join(map(str, MODEL_SIZES))
         raise ValueError(f"model_size must be one of {known}, got {s.model_size!r}.")
     widths = s.widths()
@@ -307,7 +308,15 @@ def _check_settings(s: TDMPC2Settings) -> None:
         )
     if not callable(s.learning_rate):
         _check_positive("learning_rate", s.learning_rate)
-    for name in ("vmax", "grad_clip_norm", "pi_eps", "min_std", "updates_per_step", "temperature"):
+    for name in (
+        "vmax",
+        "grad_clip_norm",
+        "pi_eps",
+        "min_std",
+        "max_std",
+        "updates_per_step",
+        "temperature",
+    ):
         _check_positive(name, getattr(s, name))
     for name in (
         "enc_lr_scale",
@@ -316,8 +325,11 @@ def _check_settings(s: TDMPC2Settings) -> None:
         "value_coef",
         "entropy_coef",
     ):
-        if not getattr(s, name) >= 0:
-            raise ValueError(f"{name} must be at least 0, got {getattr(s, name)!r}.")
+        _check_range(name, getattr(s, name), 0.0, float("inf"), high_open=True)
+    for name in ("log_std_min", "log_std_max"):
+        _check_range(
+            name, getattr(s, name), -float("inf"), float("inf"), low_open=True, high_open=True
+        )
     if s.max_std < s.min_std:
         raise ValueError(f"max_std must be at least min_std={s.min_std}, got {s.max_std}.")
     if s.log_std_max <= s.log_std_min:
@@ -326,13 +338,18 @@ def _check_settings(s: TDMPC2Settings) -> None:
         )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def _check_count(name: str, value: Any, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not (whole and int(value) >= minimum):
         raise ValueError(f"{name} must be a whole number of at least {minimum}, got {value!r}.")
 
 
 def _check_positive(name: str, value: float) -> None:
-    if not 0 < value < float("inf"):
+    if not (_is_number(value) and 0 < value < float("inf")):
         raise ValueError(f"{name} must be a positive number, got {value!r}.")
 
 
@@ -345,8 +362,7 @@ def _check_range(
     low_open: bool = False,
     high_open: bool = False,
 ) -> None:
-    above = value > low if low_open else value >= low
-    below = value < high if high_open else value <= high
-    if not (above and below):
+    inside = _is_number(value) and (low < value or (value == low and not low_open))
+    if not (inside and (value < high or (value == high and not high_open))):
         left, right = "(" if low_open else "[", ")" if high_open else "]"
         raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}.")

@@ -21,6 +21,8 @@ from .recordings import Recording
 
 # Random actions lie in [-1, 1]; the counting environment takes others as they are.
 PLANNED, PLANNED_FIRST = 2.0, 3.0
+# Slices we sample on every tick, enough to count offsets even in short runs.
+N_SAMPLED = 200
 
 
 class Run(NamedTuple):
@@ -103,7 +105,7 @@ def _run(recording: Recording, env: Any, config: Any, schedule: Schedule, buffer
         place = (slot, 0, tick % (buffer.episode_length + 1))
         row = (stored.obs[place], stored.action[place][0], stored.reward[place])
         sample_key = jax.random.fold_in(key, 1)
-        sampled = buffer.sample(stored, sample_key, tick, recording.meta["batch_size"])
+        sampled = buffer.sample(stored, sample_key, tick, N_SAMPLED)
         return state, (row, buffer.n_committed(tick), sampled, buffer.gather(stored, draw))
 
     @jax.jit

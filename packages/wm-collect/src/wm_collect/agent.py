@@ -144,12 +144,7 @@ class Agent(abc.ABC):
             TrainingDiverged: a loss or a parameter is no longer finite.
             TrainingInterrupted: Ctrl-C.
         """
-        if isinstance(n_timesteps, bool) or not isinstance(n_timesteps, int) or n_timesteps < 1:
-            raise ValueError(
-                f"n_timesteps must be a whole number of at least 1, got {n_timesteps!r}."
-            )
-        if num_episode_test < 0:
-            raise ValueError(f"num_episode_test must be at least 0, got {num_episode_test}.")
+        self.check_run(seed, n_timesteps, num_episode_test)
         frequencies = Frequencies.resolve(
             n_timesteps, log_frequency, eval_frequency, save_frequency
         )
@@ -190,6 +185,22 @@ class Agent(abc.ABC):
                 chunk_seconds=chunk_seconds,
                 max_chunk_ticks=max_chunk_ticks,
             )
+
+    def check_run(self, seed: int | Sequence[int], n_timesteps: int, num_episode_test: int) -> None:
+        """Check the arguments of `train` that can be wrong before anything is made.
+
+        Raises:
+            ValueError: a number is out of range, or the run does not fit the settings.
+            TypeError: a seed is not an integer.
+        """
+        if isinstance(n_timesteps, bool) or not isinstance(n_timesteps, int) or n_timesteps < 1:
+            raise ValueError(
+                f"n_timesteps must be a whole number of at least 1, got {n_timesteps!r}."
+            )
+        if num_episode_test < 0:
+            raise ValueError(f"num_episode_test must be at least 0, got {num_episode_test}.")
+        randomness.seed_keys(seed)
+        self.algorithm(n_timesteps)
 
     def state_like(self, seed: int | Sequence[int], n_timesteps: int) -> RunState:
         """Return the shapes of a state of a run that ends at `n_timesteps`, for restoring one."""

@@ -236,6 +236,7 @@ def _protocol_of(command: AgentCommand, args: Sequence[str]) -> Protocol:
 def _train(command: AgentCommand, parsed: Any) -> None:
     agent = _make_agent(command, parsed.env_id, parsed.settings, parsed.env)
     options: RunOptions = parsed.options
+    agent.check_run(_seed(options.seed), options.n_timesteps, options.num_episode_test)
     frequencies = Frequencies.resolve(
         options.n_timesteps,
         options.log_frequency,
@@ -411,6 +412,7 @@ def _make_agent(command: AgentCommand, env_id: str, settings: Any, env: EnvOptio
 
 
 def _seed(seeds: Sequence[int]) -> int | list[int]:
+    """Return one seed as a number, which trains without a seed axis, or several as a list."""
     return seeds[0] if len(seeds) == 1 else list(seeds)
 
 

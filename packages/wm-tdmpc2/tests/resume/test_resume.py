@@ -1,0 +1,71 @@
+"""A run in two calls equals the run in one: bit for bit, replay included."""
+
+import jax
+import numpy as np
+import pytest
+
+from wm_collect.testing import CounterEnv
+from wm_tdmpc2 import TDMPC2
+
+from ..smoke.tiny import TINY
+
+TOTAL, FIRST = 80, 44
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return TDMPC2(CounterEnv([10], declare_fixed_length=True), seed_steps=30, **TINY)
+
+
+@pytest.fixture(scope="module")
+def whole(agent):
+    return agent.train(
+        seed=0, n_timesteps=TOTAL, num_episode_test=0, log_frequency=10, progress=False
+    )
+
+
+@pytest.fixture(scope="module")
+def halves(agent):
+    options = {"num_episode_test": 0, "log_frequency": 10, "progress": False}
+    state, first = agent.train(seed=0, n_timesteps=FIRST, **options)
+    middle = jax.tree.map(np.asarray, state)
+    state, second = agent.train(seed=0, n_timesteps=TOTAL - FIRST, initial_state=state, **options)
+    return middle, state, first, second
+
+
+def test_two_calls_end_in_the_state_of_one(whole, halves):
+    (expected, _), (_, state, _, _) = whole, halves
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(state), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+
+
+def test_the_replay_grows_to_the_whole_run(whole, halves):
+    (expected, _), (middle, state, _, _) = whole, halves
+    assert middle.agent.buffer.reward.shape[0] < expected.agent.buffer.reward.shape[0]
+    assert state.agent.buffer.reward.shape == expected.agent.buffer.reward.shape
+
+
+def test_the_second_call_counts_on(whole, halves):
+    (_, series), (_, _, first, second) = whole, halves
+    assert first["timestep"][-1] == FIRST
+    assert second["timestep"][0] > FIRST
+    assert second["timestep"][-1] == TOTAL
+    assert second["Train/n_updates"][-1] == series["Train/n_updates"][-1] == TOTAL - 1
+    # No second seed phase: updates are made from the first tick on.
+    assert np.all(np.diff(second["Train/n_updates"]) > 0)
+
+
+def test_cutting_the_run_into_single_ticks_changes_nothing(agent, whole):
+    expected, _ = whole
+    state, _ = agent.train(
+        seed=0,
+        n_timesteps=TOTAL,
+        num_episode_test=0,
+        log_frequency=7,
+        progress=False,
+        max_chunk_ticks=3,
+    )
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from wm_numerics import RunningScale
 from wm_tdmpc2 import (
     Batch,
     TDMPC2Settings,
@@ -43,24 +44,19 @@ CONFIG = resolve_config(SETTINGS, spec_of(obs_dim=4, action_dim=2, episode_lengt
 
 @functools.cache
 def learner():
-    """Parameters off their initial values: fresh Q networks are 0 whatever is dropped."""
+    """A learner with parameters off their initial values, at which Q is 0 whatever is dropped."""
+    rng = np.random.default_rng(0)
+    template = jax.eval_shape(functools.partial(init_learner, config=CONFIG), jax.random.key(0))
 
-    def moved(tree, seed):
-        leaves, structure = jax.tree.flatten(tree)
-        keys = jax.random.split(jax.random.key(seed), len(leaves))
-        noisy = [x + 0.3 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-        return jax.tree.unflatten(structure, noisy)
+    def drawn(leaf):
+        return jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype)
 
-    @jax.jit
-    def make():
-        state = init_learner(jax.random.key(0), config=CONFIG)
-        return state.replace(
-            wm_params=moved(state.wm_params, 1),
-            target_q_params=moved(state.target_q_params, 2),
-            pi_params=moved(state.pi_params, 3),
-        )
-
-    return make()
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), template)
+    networks = ("wm_params", "target_q_params", "pi_params")
+    return zeros.replace(
+        q_scale=RunningScale(tau=CONFIG.tau).init(),
+        **{name: jax.tree.map(drawn, getattr(template, name)) for name in networks},
+    )
 
 
 def batch_and_noise():

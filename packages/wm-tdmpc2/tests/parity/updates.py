@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from wm_numerics import percentile
+from wm_numerics import RunningScale, percentile
 from wm_tdmpc2 import (
     Batch,
     LearnerState,
@@ -55,8 +55,7 @@ def program(config: TDMPC2Config) -> Callable[..., tuple[Any, ...]]:
 def replay(recording: Recording) -> tuple[Call, ...]:
     """Run every recorded update, each from our own result of the one before."""
     config = recording.config
-    state = jax.jit(partial(init_learner, config=config))(jax.random.key(0))
-    state = load_reference(state, recording.group("params_before/"), config=config)
+    state = new_learner(recording.group("params_before/"), config)
     calls = []
     for i in range(recording.meta["calls"]):
         theirs = recording.group(f"call{i}/")
@@ -68,6 +67,17 @@ def replay(recording: Recording) -> tuple[Call, ...]:
         ours["grad_pi"] = to_reference(pi_params=ours["grad_pi"], config=config)
         calls.append(Call(theirs, ours, before, state))
     return tuple(calls)
+
+
+def new_learner(params: dict[str, np.ndarray], config: TDMPC2Config) -> LearnerState:
+    """Return a learner before its first update, with the original's parameters.
+
+    Nothing is drawn: compiling the initial values would take longer than the updates.
+    """
+    template = jax.eval_shape(partial(init_learner, config=config), jax.random.key(0))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), template)
+    learner = load_reference(zeros, params, config=config)
+    return learner.replace(q_scale=RunningScale(tau=config.tau).init())
 
 
 def recorded_inputs(

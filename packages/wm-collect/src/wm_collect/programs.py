@@ -1,13 +1,14 @@
 """The compiled programs of a run: its start, its chunk and its evaluation, built before any work.
 
-All are traced first, so that a mistake in a user's function shows at once, then compiled one by
-one. What is compiled and how long it takes is announced, and where JAX keeps a cache on disk the
+All are traced first, so that a mistake in a user's function shows at once, then compiled side by
+side. What is compiled and how long it takes is announced, and where JAX keeps a cache on disk the
 next start of the same run loads them from there.
 """
 
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -27,6 +28,9 @@ from wm_collect.loop import (
 )
 from wm_collect.progress import RunProgress, format_number
 from wm_collect.quiet import quiet_xla
+
+# What messages call the programs.
+_CHUNK, _EVALUATION, _INIT = "training program", "evaluation program", "initial state"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,21 +91,20 @@ def prepare(
     template = jax.eval_shape(init, seed_keys)
     if initial is not None:
         check_same_form(initial, template)
-    lowered_chunk = chunk.lower(template, seed_keys, tick, tick)
-    lowered_evaluation = evaluation and evaluation.lower(template, seed_keys, tick)
-
-    compiled_chunk = _compile(lowered_chunk, "training program", progress)
-    compiled_evaluation = lowered_evaluation and _compile(
-        lowered_evaluation, "evaluation program", progress
-    )
+    lowered = {_CHUNK: chunk.lower(template, seed_keys, tick, tick)}
+    if evaluation is not None:
+        lowered[_EVALUATION] = evaluation.lower(template, seed_keys, tick)
     if initial is None:
-        compiled_init = _compile(init.lower(seed_keys), "initial state", progress)
-        initial = compiled_init(seed_keys)
+        lowered[_INIT] = init.lower(seed_keys)
+    compiled = _compile(lowered, progress)
+    if initial is None:
+        initial = compiled[_INIT](seed_keys)
     one_seed = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[seed_keys.ndim :], leaf.dtype), template.agent
     )
     names = trained_names(algorithm, one_seed)
-    return Programs(compiled_chunk, compiled_evaluation, names), initial
+    programs = Programs(compiled[_CHUNK], compiled.get(_EVALUATION), names)
+    return programs, initial
 
 
 def check_same_form(state: Any, template: Any) -> None:
@@ -163,17 +166,25 @@ def _evaluation(
     return jax.jit(jax.vmap(evaluation, in_axes=(0, 0, None)) if seeds_batched else evaluation)
 
 
-def _compile(lowered: Any, what: str, progress: RunProgress) -> Any:
-    progress.set_phase(f"compiling the {what}")
+def _compile(lowered: dict[str, Any], progress: RunProgress) -> dict[str, Any]:
+    """Compile programs by name, each in its own thread: XLA's passes use one core each."""
+    names = ", the ".join(lowered)
+    progress.set_phase(f"compiling the {names}")
     began = time.monotonic()
-    with quiet_xla(), count_compilations() as counts:
-        compiled = lowered.compile()
+    with (
+        quiet_xla(),
+        count_compilations() as counts,
+        ThreadPoolExecutor(len(lowered), thread_name_prefix="compile") as pool,
+    ):
+        compiled = dict(
+            zip(lowered, pool.map(lambda one: one.compile(), lowered.values()), strict=True)
+        )
     seconds = format_number(round(time.monotonic() - began, 1))
     if counts.loaded and not counts.compiled:
-        progress.message(f"loaded the {what} from the cache in {seconds} s")
+        progress.message(f"loaded the {names} from the cache in {seconds} s")
     else:
         kept = (
             " (kept for the next start)" if jax.config.values["jax_compilation_cache_dir"] else ""
         )
-        progress.message(f"compiled the {what} in {seconds} s{kept}")
+        progress.message(f"compiled the {names} in {seconds} s{kept}")
     return compiled

@@ -40,7 +40,7 @@ class PolicySample(NamedTuple):
 def encode(wm_params: Params, obs: jax.Array, *, config: TDMPC2Config) -> jax.Array:
     """Return the latent `[..., Z]` of observations `[..., O]`."""
     latent = apply(encoder_module(config), wm_params["encoder"], _rows(obs))
-    return latent.reshape(*obs.shape[:-1], -1)
+    return latent.reshape(*obs.shape[:-1], latent.shape[-1])
 
 
 def next(wm_params: Params, z: jax.Array, action: jax.Array, *, config: TDMPC2Config) -> jax.Array:
@@ -56,7 +56,7 @@ def reward(
     """Return reward logits `[..., K]` of the transition that `action` starts."""
     za = _rows(jnp.concatenate([z, action], axis=-1))
     logits = apply(value_module(config), wm_params["reward"], za)
-    return logits.reshape(*z.shape[:-1], -1)
+    return logits.reshape(*z.shape[:-1], logits.shape[-1])
 
 
 def q(
@@ -74,7 +74,7 @@ def q(
     """
     parts = (_rows(z), _rows(action))
     logits = ensemble(q_params, parts, dropout_key, config=config)
-    return logits.reshape(logits.shape[0], *z.shape[:-1], -1)
+    return logits.reshape(logits.shape[0], *z.shape[:-1], logits.shape[-1])
 
 
 def q_pair(
@@ -106,8 +106,8 @@ def q_pair(
 
 def pi(pi_params: Params, z: jax.Array, eps: jax.Array, *, config: TDMPC2Config) -> PolicySample:
     """Sample the policy prior at latents `[..., Z]` with standard normal `eps` `[..., A]`."""
-    out = apply(policy_module(config), pi_params, _rows(z)).reshape(*z.shape[:-1], -1)
-    mean, raw_log_std = jnp.split(out, 2, axis=-1)
+    out = apply(policy_module(config), pi_params, _rows(z))
+    mean, raw_log_std = jnp.split(out.reshape(*z.shape[:-1], out.shape[-1]), 2, axis=-1)
     return squashed_gaussian(mean, bounded_log_std(raw_log_std, config=config), eps)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from wm_collect.cli import RunOptions
+from wm_collect.cli_options import RunOptions
 from wm_tdmpc2.config import MODEL_SIZES, TDMPC2Settings
 
 

@@ -1,25 +1,34 @@
-"""The command line every agent package installs: train, resume, evaluate, info.
+"""The command line every agent package installs: train, resume, evaluate, render, plot, info.
 
-An agent package describes itself with `AgentCommand` and calls `main`; the subcommands, their
-options and their help come from the settings dataclass, so an option cannot exist without its
-keyword argument or the reverse.
+An agent package describes itself with an `AgentCommand` and calls `main`;
+`wm_collect.cli_options` says what can be given.
 """
 
 import contextlib
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import numpy as np
-import tyro
 
 from wm_collect import reports
 from wm_collect.agent import Agent, Frequencies
 from wm_collect.checkpoint import CheckpointError, Checkpoints
+from wm_collect.cli_options import (
+    AgentCommand,
+    EnvOptions,
+    Evaluate,
+    Plot,
+    Render,
+    Resume,
+    RunOptions,
+    parse,
+)
+from wm_collect.curves import plot_learning_curve
 from wm_collect.failures import TrainingDiverged, TrainingInterrupted
 from wm_collect.loop import RunState
 from wm_collect.run_folder import RunFolder
@@ -30,108 +39,6 @@ _FAILED = 1
 _INTERRUPTED = 130
 
 
-@dataclasses.dataclass(frozen=True)
-class Protocol:
-    """A named set of defaults for one purpose.
-
-    Attributes:
-        summary: what it is for, one sentence.
-        settings: the agent's settings that differ from the paper's.
-        run: the `RunOptions` that differ from the usual.
-    """
-
-    summary: str
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class AgentCommand:
-    """What an agent package tells the command line about itself.
-
-    Attributes:
-        prog: name of the installed script.
-        short_name: used in the default name of run folders.
-        agent: makes the agent: `agent(env_id, **settings, env_params=…, terminates=…)`.
-        settings: dataclass of the agent's settings, its fields documented.
-        protocols: named sets of defaults; must hold "paper".
-    """
-
-    prog: str
-    short_name: str
-    agent: Callable[..., Agent]
-    settings: type
-    protocols: Mapping[str, Protocol]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How long to train, and what to write down."""
-
-    n_timesteps: int = 1_000_000
-    """Timesteps to train for."""
-    seed: tuple[int, ...] = (0,)
-    """One seed, or several that train side by side."""
-    num_episode_test: int = 10
-    """Episodes of one evaluation; 0 for none."""
-    log_frequency: int | None = None
-    """Timesteps between log rows; None gives 50 rows."""
-    eval_frequency: int | None = None
-    """Timesteps between evaluations; None gives 4."""
-    save_frequency: int | None = None
-    """Timesteps between checkpoints; None saves with each evaluation."""
-    root: Path = Path("runs")
-    """Folder of all runs."""
-    name: str | None = None
-    """Folder of this run inside root; None makes one from task, agent and time."""
-    animation: bool = True
-    """Draw an animation of one evaluation episode at the end."""
-    tensorboard: bool = False
-    """Also write TensorBoard files into the run folder."""
-    wandb: str | None = None
-    """Also log to this Weights & Biases project."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EnvOptions:
-    """What the environment is told."""
-
-    env_params: dict[str, float] | None = None
-    """Parameters of the environment to change, as pairs: name value name value."""
-    terminates: bool | None = None
-    """Whether episodes may end early, for an environment nothing is known about."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Resume:
-    """Go on with a run that was interrupted, or train a finished one further."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """The run folder."""
-    n_timesteps: int | None = None
-    """Timesteps at which the run ends; None keeps what it was started with."""
-    fallback: bool = False
-    """If the newest checkpoint is damaged, use the one before it."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluate:
-    """Measure a trained run on fresh episodes."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """The run folder."""
-    episodes: int = 10
-    """Episodes to run."""
-    seed: int = 0
-    """Draws the episodes."""
-    best: bool = False
-    """Use the checkpoint with the best evaluation instead of the newest."""
-    fallback: bool = False
-    """If the checkpoint is damaged, use the one before it."""
-    animation: bool = False
-    """Draw the first episode into the run folder."""
-
-
 def main(command: AgentCommand, args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
@@ -139,11 +46,15 @@ def main(command: AgentCommand, args: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if args is None else args)
     try:
-        parsed = _parse(command, args)
+        parsed = parse(command, args)
         if isinstance(parsed, Resume):
             _resume(command, parsed)
         elif isinstance(parsed, Evaluate):
             _evaluate(command, parsed)
+        elif isinstance(parsed, Render):
+            _render(command, parsed)
+        elif isinstance(parsed, Plot):
+            _plot(parsed)
         elif hasattr(parsed, "options"):
             _train(command, parsed)
         else:
@@ -165,72 +76,6 @@ def _inside_library(error: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is None or not trace.tb_frame.f_globals.get("__name__", "").startswith("wm_")
-
-
-def _parse(command: AgentCommand, args: list[str]) -> Any:
-    protocol = _protocol_of(command, args)
-    defaults = command.settings(**protocol.settings)
-    names = ", ".join(f"{name} ({p.summary})" for name, p in command.protocols.items())
-
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Info:
-        """Print what there is to know about an agent on a task, without training."""
-
-        env_id: Annotated[str, tyro.conf.Positional]
-        """Environment: an id of Gymnax, Brax or MuJoCo Playground, or a registered name."""
-        protocol: Annotated[str, tyro.conf.arg(help=f"Named set of defaults: {names}.")] = "paper"
-        settings: Annotated[command.settings, tyro.conf.arg(name="")] = defaults  # type: ignore
-        env: Annotated[EnvOptions, tyro.conf.arg(name="")] = EnvOptions()
-
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Train(Info):
-        """Train an agent in a new run folder."""
-
-        options: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions(**protocol.run)
-
-    commands = (
-        Annotated[Train, tyro.conf.subcommand("train")]
-        | Annotated[Resume, tyro.conf.subcommand("resume")]
-        | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
-        | Annotated[Info, tyro.conf.subcommand("info")]
-    )
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def learning_rate(
-        info: tyro.constructors.PrimitiveTypeInfo,
-    ) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        # Schedules are Python callables; on the command line a learning rate is a number.
-        if info.type is not _callable_or_float(command.settings):
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="FLOAT",
-            instance_from_str=lambda texts: float(texts[0]),
-            is_instance=lambda value: isinstance(value, float),
-            str_from_instance=lambda value: [str(value)],
-        )
-
-    with registry:
-        return tyro.cli(commands, args=args, prog=command.prog, config=(tyro.conf.OmitArgPrefixes,))
-
-
-def _callable_or_float(settings: type) -> Any:
-    fields = {field.name: field.type for field in dataclasses.fields(settings)}
-    return fields.get("learning_rate")
-
-
-def _protocol_of(command: AgentCommand, args: Sequence[str]) -> Protocol:
-    """Return the protocol named on the command line, which sets the defaults of the others."""
-    name = "paper"
-    for i, arg in enumerate(args):
-        if arg == "--protocol" and i + 1 < len(args):
-            name = args[i + 1]
-        elif arg.startswith("--protocol="):
-            name = arg.partition("=")[2]
-    if name not in command.protocols:
-        raise ValueError(f"--protocol must be one of {', '.join(command.protocols)}, got {name!r}.")
-    return command.protocols[name]
 
 
 def _train(command: AgentCommand, parsed: Any) -> None:
@@ -291,30 +136,37 @@ def _resume(command: AgentCommand, parsed: Resume) -> None:
 
 
 def _evaluate(command: AgentCommand, parsed: Evaluate) -> None:
-    folder, agent, run = _open(command, parsed.run)
-    checkpoints = Checkpoints(folder.checkpoints)
-    tick = checkpoints.best_tick() if parsed.best else None
-    state, metadata = _restore(agent, folder, run, tick, fallback=parsed.fallback)
+    agent, seeds, state, metadata = _trained(command, parsed)
     print(
         f"{agent.name} on {agent.env.spec.env_id} after {metadata['timestep']:,} timesteps, "
         f"{parsed.episodes} episode(s):"
     )
-    for seed, one in _per_seed(run["seed"], state):
-        result = agent.evaluate(
-            one, n_episodes=parsed.episodes, seed=parsed.seed, record=parsed.animation
-        )
+    for seed, one in _per_seed(seeds, state):
+        result = agent.evaluate(one, n_episodes=parsed.episodes, seed=parsed.seed)
         returns = np.asarray(result.episode_return)
         print(
             f"training seed {seed}: mean return {returns.mean():.1f}, "
             f"standard deviation {returns.std():.1f}, from {returns.min():.1f} to "
             f"{returns.max():.1f}, mean length {np.mean(result.episode_length):.1f}"
         )
-        if parsed.animation:
-            path = folder.path / (
-                folder.evaluation_gif.name if seed == run["seed"][0] else f"evaluation-{seed}.gif"
-            )
-            reports.draw_episode(agent.env, result, path)
-            print(f"Animation: {_relative(path)}")
+
+
+def _render(command: AgentCommand, parsed: Render) -> None:
+    agent, seeds, state, _ = _trained(command, parsed)
+    _, first = next(_per_seed(seeds, state))
+    result = agent.evaluate(first, n_episodes=1, seed=parsed.seed, record=True)
+    out = parsed.out or RunFolder.open(parsed.run).evaluation_gif
+    reports.draw_episode(agent.env, result, out)
+    print(f"Return {float(result.episode_return[0]):.1f}: {_relative(out.absolute())}")
+
+
+def _plot(parsed: Plot) -> None:
+    if not parsed.runs:
+        raise ValueError("give at least one run folder to plot.")
+    folders = [RunFolder.open(path) for path in parsed.runs]
+    labels = {folder.path.name: folder.metrics_jsonl for folder in folders}
+    plot_learning_curve(labels, parsed.out)
+    print(_relative(parsed.out.absolute()))
 
 
 def _info(command: AgentCommand, parsed: Any) -> None:
@@ -385,6 +237,16 @@ def _open(command: AgentCommand, path: Path) -> tuple[RunFolder, Agent, dict[str
     settings = command.settings(**stored["settings"])
     agent = _make_agent(command, stored["env_id"], settings, EnvOptions(**stored["env"]))
     return folder, agent, stored["run"]
+
+
+def _trained(
+    command: AgentCommand, parsed: Evaluate | Render
+) -> tuple[Agent, list[int], RunState, dict[str, Any]]:
+    """Return a run's agent, seeds, chosen checkpoint and its metadata."""
+    folder, agent, run = _open(command, parsed.run)
+    tick = Checkpoints(folder.checkpoints).best_tick() if parsed.best else None
+    state, metadata = _restore(agent, folder, run, tick, fallback=parsed.fallback)
+    return agent, run["seed"], state, metadata
 
 
 def _restore(

@@ -4,11 +4,12 @@ import sys
 from collections.abc import Sequence
 
 from wm_collect import cli
+from wm_collect.cli_options import AgentCommand
 from wm_tdmpc2.agent import TDMPC2
 from wm_tdmpc2.config import TDMPC2Settings
 from wm_tdmpc2.protocols import PROTOCOLS
 
-COMMAND = cli.AgentCommand(
+COMMAND = AgentCommand(
     prog="wm-tdmpc2",
     short_name="tdmpc2",
     agent=TDMPC2,

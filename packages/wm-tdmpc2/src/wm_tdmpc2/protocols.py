@@ -1,6 +1,6 @@
 """Named sets of defaults for the command line."""
 
-from wm_collect.cli import Protocol
+from wm_collect.cli_options import Protocol
 
 PROTOCOLS: dict[str, Protocol] = {
     "paper": Protocol(summary="the paper's hyperparameters"),

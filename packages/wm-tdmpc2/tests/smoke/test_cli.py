@@ -80,6 +80,21 @@ def test_evaluate_reports_each_run(folder, capsys):
     assert "training seed 4: mean return -" in out
 
 
+def test_render_draws_an_episode_where_asked(folder, tmp_path, capsys):
+    out = tmp_path / "episode.gif"
+    assert run(["render", str(folder), "--out", str(out), "--seed", "3"]) == 0
+    with Image.open(out) as animation:
+        assert animation.n_frames == LENGTH + 1
+    assert "Return -" in capsys.readouterr().out
+
+
+def test_plot_draws_runs_over_each_other(folder, copy, tmp_path):
+    out = tmp_path / "both.png"
+    assert run(["plot", str(folder), str(copy), "--out", str(out)]) == 0
+    with Image.open(out) as picture:
+        assert min(picture.size) > 400
+
+
 def test_resuming_a_finished_run_says_how_to_go_on(folder, capsys):
     assert run(["resume", str(folder)]) == 1
     assert "--n-timesteps" in capsys.readouterr().err

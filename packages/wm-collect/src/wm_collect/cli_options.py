@@ -1,0 +1,216 @@
+"""What can be said on the command line: the subcommands, their options, and how they are parsed.
+
+The options of `train` and `info` are the fields of the agent's settings dataclass, so an option
+cannot exist without its keyword argument or the reverse; their help is the fields' docstrings.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from wm_collect.agent import Agent
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+    """A named set of defaults for one purpose.
+
+    Attributes:
+        summary: what it is for, one sentence.
+        settings: the agent's settings that differ from the paper's.
+        run: the `RunOptions` that differ from the usual.
+    """
+
+    summary: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentCommand:
+    """What an agent package tells the command line about itself.
+
+    Attributes:
+        prog: name of the installed script.
+        short_name: used in the default name of run folders.
+        agent: makes the agent: `agent(env_id, **settings, env_params=…, terminates=…)`.
+        settings: dataclass of the agent's settings, its fields documented.
+        protocols: named sets of defaults; must hold "paper".
+    """
+
+    prog: str
+    short_name: str
+    agent: Callable[..., Agent]
+    settings: type
+    protocols: Mapping[str, Protocol]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How long to train, and what to write down."""
+
+    n_timesteps: int = 1_000_000
+    """Timesteps to train for."""
+    seed: tuple[int, ...] = (0,)
+    """One seed, or several that train side by side."""
+    num_episode_test: int = 10
+    """Episodes of one evaluation; 0 for none."""
+    log_frequency: int | None = None
+    """Timesteps between log rows; None gives 50 rows."""
+    eval_frequency: int | None = None
+    """Timesteps between evaluations; None gives 4."""
+    save_frequency: int | None = None
+    """Timesteps between checkpoints; None saves with each evaluation."""
+    root: Path = Path("runs")
+    """Folder of all runs."""
+    name: str | None = None
+    """Folder of this run inside root; None makes one from task, agent and time."""
+    animation: bool = True
+    """Draw an animation of one evaluation episode at the end."""
+    tensorboard: bool = False
+    """Also write TensorBoard files into the run folder."""
+    wandb: str | None = None
+    """Also log to this Weights & Biases project."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvOptions:
+    """What the environment is told."""
+
+    env_params: dict[str, float] | None = None
+    """Parameters of the environment to change, as pairs: name value name value."""
+    terminates: bool | None = None
+    """Whether episodes may end early, for an environment nothing is known about."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Go on with a run that was interrupted, or train a finished one further."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+    n_timesteps: int | None = None
+    """Timesteps at which the run ends; None keeps what it was started with."""
+    fallback: bool = False
+    """If the newest checkpoint is damaged, use the one before it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Measure a trained run on fresh episodes."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+    episodes: int = 10
+    """Episodes to run."""
+    seed: int = 0
+    """Draws the episodes."""
+    best: bool = False
+    """Use the checkpoint with the best evaluation instead of the newest."""
+    fallback: bool = False
+    """If the checkpoint is damaged, use the one before it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Render:
+    """Draw an episode of a trained run as an animation."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+    out: Path | None = None
+    """Where to write it, a .gif or .mp4; None overwrites the run's evaluation.gif."""
+    seed: int = 0
+    """Draws the episode."""
+    best: bool = False
+    """Use the checkpoint with the best evaluation instead of the newest."""
+    fallback: bool = False
+    """If the checkpoint is damaged, use the one before it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plot:
+    """Draw the learning curves of one or more runs over each other."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """The run folders."""
+    out: Path = Path("learning_curves.png")
+    """Where to write the picture; its ending chooses the format."""
+
+
+def parse(command: AgentCommand, args: list[str]) -> Any:
+    """Return the subcommand that `args` give, as an object of its class.
+
+    `Info` and `Train` are made here, because their options are the agent's settings.
+
+    Raises:
+        SystemExit: the arguments do not parse, or ask for help.
+        ValueError: the protocol is unknown.
+    """
+    protocol = _protocol_of(command, args)
+    defaults = command.settings(**protocol.settings)
+    names = ", ".join(f"{name} ({p.summary})" for name, p in command.protocols.items())
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Info:
+        """Print what there is to know about an agent on a task, without training."""
+
+        env_id: Annotated[str, tyro.conf.Positional]
+        """Environment: an id of Gymnax, Brax or MuJoCo Playground, or a registered name."""
+        protocol: Annotated[str, tyro.conf.arg(help=f"Named set of defaults: {names}.")] = "paper"
+        settings: Annotated[command.settings, tyro.conf.arg(name="")] = defaults  # type: ignore
+        env: Annotated[EnvOptions, tyro.conf.arg(name="")] = EnvOptions()
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Train(Info):
+        """Train an agent in a new run folder."""
+
+        options: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions(**protocol.run)
+
+    commands = (
+        Annotated[Train, tyro.conf.subcommand("train")]
+        | Annotated[Resume, tyro.conf.subcommand("resume")]
+        | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+        | Annotated[Render, tyro.conf.subcommand("render")]
+        | Annotated[Plot, tyro.conf.subcommand("plot")]
+        | Annotated[Info, tyro.conf.subcommand("info")]
+    )
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def learning_rate(
+        info: tyro.constructors.PrimitiveTypeInfo,
+    ) -> tyro.constructors.PrimitiveConstructorSpec | None:
+        # Schedules are Python callables; on the command line a learning rate is a number.
+        if info.type is not _callable_or_float(command.settings):
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="FLOAT",
+            instance_from_str=lambda texts: float(texts[0]),
+            is_instance=lambda value: isinstance(value, float),
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    with registry:
+        return tyro.cli(commands, args=args, prog=command.prog, config=(tyro.conf.OmitArgPrefixes,))
+
+
+def _callable_or_float(settings: type) -> Any:
+    fields = {field.name: field.type for field in dataclasses.fields(settings)}
+    return fields.get("learning_rate")
+
+
+def _protocol_of(command: AgentCommand, args: Sequence[str]) -> Protocol:
+    """Return the protocol named on the command line, which sets the defaults of the others."""
+    name = "paper"
+    for i, arg in enumerate(args):
+        if arg == "--protocol" and i + 1 < len(args):
+            name = args[i + 1]
+        elif arg.startswith("--protocol="):
+            name = arg.partition("=")[2]
+    if name not in command.protocols:
+        raise ValueError(f"--protocol must be one of {', '.join(command.protocols)}, got {name!r}.")
+    return command.protocols[name]

@@ -38,7 +38,7 @@ class Check:
     n_timesteps: int
     seeds: tuple[int, ...]
     bar: float
-    episodes: int = 20
+    episodes: int = 10
 
 
 CHECKS = {

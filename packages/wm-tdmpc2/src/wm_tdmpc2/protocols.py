@@ -10,15 +10,13 @@ PROTOCOLS: dict[str, Protocol] = {
         run={"n_timesteps": 2_000_000, "eval_frequency": 50_000},
     ),
     "quick": Protocol(
-        summary="small networks and populations for a first look on a CPU",
+        summary="small networks and a smaller planner, for a first look on a CPU",
         settings={
             "model_size": 1,
             "enc_dim": 64,
             "mlp_dim": 128,
             "latent_dim": 64,
-            "batch_size": 128,
-            "num_samples": 192,
-            "num_elites": 32,
+            "num_samples": 256,
         },
         run={"n_timesteps": 3_000, "eval_frequency": 1_000, "log_frequency": 200},
     ),

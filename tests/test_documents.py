@@ -26,6 +26,11 @@ def documents_with(*languages: str) -> list[str]:
 @pytest.mark.parametrize("document", documents_with("python"))
 def test_python_blocks_run_in_order(document: str, tmp_path: Path):
     blocks = [block for block in documents.blocks(document) if block.language == "python"]
+    sessions = [block for block in blocks if block.text.lstrip().startswith(">>>")]
+    if sessions:
+        # A session shows its results, which doctest compares.
+        workspace.run(sys.executable, "-m", "doctest", str(workspace.ROOT / document), cwd=tmp_path)
+    blocks = [block for block in blocks if block not in sessions]
     for block in blocks:
         compile(block.text, document, "exec")
 

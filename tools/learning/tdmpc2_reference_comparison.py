@@ -87,7 +87,9 @@ def run(seed: int) -> None:
         for at, value in zip(series["timestep"], series["Train/episodic mean reward"], strict=True):
             if np.isfinite(value):
                 train_episodes.append({"step": int(at), "return": float(value)})
-        returns = np.asarray(agent.evaluate(state, n_episodes=EPISODES, seed=seed).episode_return)
+        # New starts at every evaluation: returns depend strongly on them.
+        evaluation = agent.evaluate(state, n_episodes=EPISODES, seed=1000 * seed + step)
+        returns = np.asarray(evaluation.episode_return)
         evaluations.append({"step": step, "returns": returns.tolist()})
         print(f"seed {seed}, step {step}: evaluation {returns.mean():.1f}", flush=True)
     table = np.asarray(state.extensions[0])

@@ -113,7 +113,15 @@ def test_the_second_ctrl_c_aborts_at_once(tmp_path):
     assert "KeyboardInterrupt" in shown
 
 
-def test_ctrl_c_works_as_before_afterwards():
+@pytest.fixture
+def python_handler():
+    """Python's own Ctrl-C, which a test runner's worker may have switched off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_works_as_before_afterwards(python_handler):
     with StopRequest() as request:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)

@@ -169,6 +169,18 @@ class NormedMLP(nn.Module):
         """Return the first linear layer's output `[..., hidden[0]]` for inputs `[..., in]`."""
         return self.linear_0(x)
 
+    def _normed(self, layer: int, h: jax.Array) -> jax.Array:
+        """Return activation(norm(h)); only `h` is kept for the backward pass.
+
+        Both are cheap next to reading and writing what they would otherwise store: the backward
+        pass of wide layers is limited by memory traffic.
+        """
+
+        def normed(module: "NormedMLP", h: jax.Array) -> jax.Array:
+            return module._act(getattr(module, f"norm_{layer}")(h))
+
+        return nn.remat(normed, prevent_cse=False)(self, h)
+
     def from_preactivation(self, h: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
         """Return the output for the first linear layer's output `[..., hidden[0]]`."""
         if self.dropout > 0:
@@ -178,10 +190,9 @@ class NormedMLP(nn.Module):
                     "pass one, or build the module with dropout=0.0."
                 )
             h = dropout(h, dropout_key, self.dropout)
-        h = self._act(self.norm_0(h))
+        h = self._normed(0, h)
         for i in range(1, len(self.hidden)):
-            h = getattr(self, f"linear_{i}")(h)
-            h = self._act(getattr(self, f"norm_{i}")(h))
+            h = self._normed(i, getattr(self, f"linear_{i}")(h))
         return h if self.out_features is None else self.out(h)
 
 

@@ -10,6 +10,7 @@ For tests of environments: collect rows from yours and check them,
     check_rows(rows, env.spec)
 """
 
+import abc
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -131,7 +132,7 @@ class CounterEnv:
         return jnp.concatenate([numbers, rest])
 
 
-class _Probe:
+class _Probe(abc.ABC):
     """A constant observation of ones, and a time limit that is the only end of an episode."""
 
     def __init__(
@@ -159,8 +160,9 @@ class _Probe:
     def _obs(self) -> jax.Array:
         return jnp.ones(self.spec.obs_dim, jnp.float32)
 
+    @abc.abstractmethod
     def _reward(self, action: jax.Array) -> jax.Array:
-        raise NotImplementedError
+        """Return the reward of `action`, `[]` float32."""
 
 
 class ConstantRewardEnv(_Probe):

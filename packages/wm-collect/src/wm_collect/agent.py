@@ -72,10 +72,6 @@ class Agent(abc.ABC):
         """What a tick means to the user."""
 
     @abc.abstractmethod
-    def n_ticks(self, n_timesteps: int) -> int:
-        """Return the ticks of a run of `n_timesteps`."""
-
-    @abc.abstractmethod
     def algorithm(self, n_timesteps: int) -> Algorithm:
         """Return the functions of a run that ends at `n_timesteps`, its replay sized for it."""
 
@@ -167,7 +163,7 @@ class Agent(abc.ABC):
             return driver.train(
                 self.algorithm(total),
                 seeds=seed,
-                stop_tick=self.n_ticks(total),
+                stop_tick=self.clock.completed_at(total),
                 clock=self.clock,
                 log_every=frequencies.log,
                 extensions=self.extensions,

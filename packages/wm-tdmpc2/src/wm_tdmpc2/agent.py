@@ -117,10 +117,6 @@ class TDMPC2(Agent):
             env_frames=lambda tick: self.schedule.env_steps_before(tick) * repeat,
         )
 
-    def n_ticks(self, n_timesteps: int) -> int:
-        """Return the ticks of a run of `n_timesteps` environment steps."""
-        return self.schedule.n_ticks(n_timesteps)
-
     def algorithm(self, n_timesteps: int) -> Algorithm:
         """Return the functions of a run that ends at `n_timesteps`, its replay sized for it."""
         return make_algorithm(self.env, self.config, episode_buffer(self.config, n_timesteps))

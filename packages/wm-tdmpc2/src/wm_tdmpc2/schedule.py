@@ -89,12 +89,3 @@ class Schedule:
         if isinstance(tick, int):
             return later if tick > burst else 0
         return jnp.where(tick > burst, later, 0)
-
-    def n_ticks(self, n_timesteps: int) -> int:
-        """Return the ticks of a run of at least `n_timesteps` environment steps.
-
-        Steps are rounded up to whole ticks; the held tick of an episode that ends with the run
-        is included, so that the episode is committed and counted.
-        """
-        steps = -(-n_timesteps // self.n_envs)
-        return steps + steps // self.episode_length

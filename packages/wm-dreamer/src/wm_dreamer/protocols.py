@@ -1,0 +1,27 @@
+"""Named sets of defaults for the command line."""
+
+from wm_collect.cli_options import Protocol
+
+PROTOCOLS: dict[str, Protocol] = {
+    "paper": Protocol(summary="the paper's hyperparameters"),
+    "dmc": Protocol(
+        summary="the paper's DeepMind Control protocol from proprioception, for Playground tasks",
+        settings={"model_size": "12m", "train_ratio": 512.0, "action_repeat": 2},
+        run={"n_timesteps": 250_000, "eval_frequency": 25_000},
+    ),
+    "quick": Protocol(
+        summary="small networks and a faster learning rate, for a first look on a CPU",
+        settings={
+            "n_envs": 4,
+            "model_size": "1m",
+            "units": 32,
+            "deter": 128,
+            "hidden": 32,
+            "stoch": 16,
+            "classes": 8,
+            "learning_rate": 4e-4,
+            "warmup": 100,
+        },
+        run={"n_timesteps": 6_000, "eval_frequency": 3_000, "log_frequency": 250},
+    ),
+}

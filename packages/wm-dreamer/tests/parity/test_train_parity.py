@@ -148,11 +148,17 @@ class WorldModelChecks:
 
     @pytest.mark.parametrize(
         "name",
-        ["wm/embed", "wm/deter", "wm/post_logit", "wm/prior_logit", "wm/dec_symlog_mean"]
-        + ["wm/con_logits", "wm/con_mean"],
+        [
+            f"wm/{name}"
+            for name in ("embed", "deter", "post_logit", "prior_logit", "dec_symlog_mean")
+        ],
     )
     def test_networks(self, recording, name):
         compare_network(recording, name)
+
+    def test_continue_head(self, recording):
+        for name in ("wm/con_logits", "wm/con_mean"):
+            compare_network(recording, name)
 
     def test_reward_logits(self, recording):
         compare_network(recording, "wm/rew_logits", LOGITS)

@@ -1,8 +1,8 @@
 """Recorded chains of updates, replayed through the public functions.
 
-Recorded arrays have the batch first: rows `[B, T, ...]`, and imagined steps `[N, H, ...]` with start
-n = b·T + t. Ours have time first, `[T, B, ...]` or flat `[T·B, ...]`, and `[H, N, ...]` with start
-n = t·B + b. Everything is compared in the recorded layout.
+Recorded arrays have the batch first: rows `[B, T, ...]`, and imagined steps `[N, H, ...]` with
+start n = b·T + t. Ours have time first, `[T, B, ...]` or flat `[T·B, ...]`, and `[H, N, ...]` with
+start n = t·B + b. Everything is compared in the recorded layout.
 """
 
 import functools

@@ -4,7 +4,7 @@
     uv run python tools/learning/dreamer_reference_comparison.py run pendulum --seeds 0 1
     uv run python tools/learning/dreamer_reference_comparison.py plot
 
-`run` trains one seed after the other and writes `docs/data/comparison/dreamerv3/<task>_seed<k>.json`;
+`run` trains one seed after the other and writes `docs/data/comparison/dreamerv3/`;
 `plot` draws them over the reference's curves (`docs/data/reference_runs/dreamerv3`, runs of the
 original code in float32, driven without threads) into
 `docs/images/dreamer_reference_comparison_<task>.png` and prints the table of

@@ -8,6 +8,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -57,10 +58,13 @@ class Agent(abc.ABC):
         name: what messages call it.
         env: the environment it trains on.
         extensions: the extensions it runs, see `wm_collect.extensions`.
+        predicts_observations: whether its model predicts what it will observe, and
+            `draw_predictions` shows it.
     """
 
     name: str
     supported_extension_phases: tuple[str, ...] = PHASES
+    predicts_observations: bool = False
 
     def __init__(self, env: Environment, extensions: Sequence[Any]) -> None:
         self.env = env
@@ -90,6 +94,16 @@ class Agent(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> dict[str, str]:
         """Return what there is to know before a run, as label and text."""
+
+    def draw_predictions(self, state: RunState, episode: Evaluation, path: Path) -> None:
+        """Draw the model's predictions over a recorded episode, if it makes any; else nothing.
+
+        Args:
+            state: a state without a seed axis.
+            episode: an evaluation with `record=True`.
+            path: picture to write.
+        """
+        return
 
     def train(
         self,

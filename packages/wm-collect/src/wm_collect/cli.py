@@ -199,11 +199,14 @@ def _run(
             resume_hint=f"{command.prog} resume {shlex.quote(_relative(folder.path))}",
         )
     reports.draw_run(agent, folder)
-    if run["animation"]:
+    if run["animation"] or agent.predicts_observations:
         _, first = next(_per_seed(run["seed"], final))
         print("Drawing one evaluation episode.")
         result = agent.evaluate(first, n_episodes=1, record=True)
-        reports.draw_episode(agent.env, result, folder.evaluation_gif)
+        if agent.predicts_observations:
+            agent.draw_predictions(first, result, folder.open_loop)
+        if run["animation"]:
+            reports.draw_episode(agent.env, result, folder.evaluation_gif)
     reports.print_summary(folder, series, _relative)
 
 

@@ -68,7 +68,8 @@ def print_summary(
         if last is not None:
             texts = ", ".join(f"{value:.1f}" for value in last)
             print(f"Mean return of the {label}: {texts}")
-    for path in (folder.learning_curve, folder.evaluation_gif, folder.metrics_csv):
+    pictures = (folder.learning_curve, folder.open_loop, folder.evaluation_gif)
+    for path in (*pictures, folder.metrics_csv):
         if path.exists():
             print(f"  {shown(path)}")
 

@@ -38,7 +38,8 @@ class RunFolder:
     - `config.json`: what the run was started with, see `config`;
     - `metrics.jsonl`, `metrics.csv`: the log rows;
     - `checkpoints/`: see `wm_collect.checkpoint`;
-    - `learning_curve.png`, `evaluation.gif`: pictures.
+    - `learning_curve.png`, `evaluation.gif`: pictures;
+    - `open_loop.png`: predictions over the truth, of an agent whose model makes them.
 
     Attributes:
         path: the folder, absolute.
@@ -161,6 +162,11 @@ class RunFolder:
     def evaluation_gif(self) -> Path:
         """Return the path of the evaluation's animation."""
         return self.path / "evaluation.gif"
+
+    @property
+    def open_loop(self) -> Path:
+        """Return the path of the picture of open-loop predictions."""
+        return self.path / "open_loop.png"
 
 
 def installed_versions() -> dict[str, str]:

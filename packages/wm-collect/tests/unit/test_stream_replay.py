@@ -420,27 +420,34 @@ def test_seeds_side_by_side_are_seeds_alone(replay):
 def test_a_grown_replay_is_the_one_that_had_its_size_from_the_start(before):
     small, large = make_replay(capacity=12), make_replay(capacity=30)
     first_part, _ = run(small, KEY, ALWAYS, stop=before)
-    grown = large.grow(small, first_part, before)
+    grown = large.adopt(small, first_part, before)
     from_the_start, _ = run(large, KEY, ALWAYS, stop=before)
     jax.tree.map(np.testing.assert_array_equal, grown, from_the_start)
     rest = [run(large, KEY, ALWAYS, state=state, start=before) for state in (grown, from_the_start)]
     jax.tree.map(np.testing.assert_array_equal, *rest)
 
 
+def test_a_replay_shrinks_to_what_holds_every_row():
+    small, large = make_replay(capacity=12), make_replay(capacity=30)
+    state, _ = run(large, KEY, ALWAYS, stop=12)
+    expected, _ = run(small, KEY, ALWAYS, stop=12)
+    jax.tree.map(np.testing.assert_array_equal, small.adopt(large, state, 12), expected)
+
+
 def test_growing_works_over_seeds():
     small, large = make_replay(capacity=12), make_replay(capacity=14)
     states = [run(small, key, ALWAYS, stop=9)[0] for key in jax.random.split(KEY, 2)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    grown = jax.vmap(lambda state: large.grow(small, state, 9))(stacked)
+    grown = jax.vmap(lambda state: large.adopt(small, state, 9))(stacked)
     for seed, state in enumerate(states):
-        one = large.grow(small, state, 9)
+        one = large.adopt(small, state, 9)
         jax.tree.map(lambda x, y, s=seed: np.testing.assert_array_equal(x[s], y), grown, one)
 
 
 def test_a_replay_of_the_same_size_is_taken_over_as_it_is_also_after_it_has_evicted():
     replay = make_replay()
     state = replay.init()
-    assert replay.grow(make_replay(), state, 1000) is state
+    assert replay.adopt(make_replay(), state, 1000) is state
 
 
 @pytest.mark.parametrize(
@@ -449,9 +456,9 @@ def test_a_replay_of_the_same_size_is_taken_over_as_it_is_also_after_it_has_evic
         (
             dict(capacity=10),
             11,
-            "would hold 11 of the 11 rows collected, but the old one has kept only 10",
+            "10 rows per environment holds the newest 10 of 11 rows, one of 12 would hold 11",
         ),
-        (dict(capacity=13), 5, "of 13 rows per environment cannot shrink to 12"),
+        (dict(capacity=13), 13, "holds the newest 13 of 13 rows, one of 12 would hold 12"),
         (dict(capacity=10, n_envs=3), 5, "n_envs was 3, here it is 2"),
         (dict(discrete=True), 5, "discrete was True, here it is False"),
     ],
@@ -459,7 +466,7 @@ def test_a_replay_of_the_same_size_is_taken_over_as_it_is_also_after_it_has_evic
 def test_a_replay_that_cannot_be_taken_over_is_refused(old, next_tick, message):
     old = make_replay(**old)
     with pytest.raises(ValueError, match=message):
-        make_replay(capacity=12).grow(old, jax.eval_shape(old.init), next_tick)
+        make_replay(capacity=12).adopt(old, jax.eval_shape(old.init), next_tick)
 
 
 @pytest.mark.parametrize("discrete", [False, True], ids=["continuous", "discrete"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from wm_collect.evaluate import Evaluation
 from wm_collect.loop import Algorithm, RunState
 from wm_dreamer.config import DreamerV3Settings, LearningRate, resolve_config
 from wm_dreamer.networks import init_params
+from wm_dreamer.open_loop import draw_open_loop
 from wm_dreamer.schedule import Schedule
 from wm_dreamer.train import NAME, make_algorithm, make_evaluator, stream_replay
 
@@ -48,6 +50,7 @@ class DreamerV3(Agent):
     """
 
     name = NAME
+    predicts_observations = True
 
     def __init__(
         self,
@@ -138,6 +141,13 @@ class DreamerV3(Agent):
         """Return `evaluate(agent_state, key)`: the sampling policy, which has no other mode."""
         return make_evaluator(self.env, self.config, n_episodes, record=record)
 
+    def draw_predictions(self, state: RunState, episode: Evaluation, path: Path) -> None:
+        """Draw open-loop predictions of a recorded episode, see `wm_dreamer.open_loop`."""
+        if episode.trajectory is None:
+            raise ValueError("the evaluation has no trajectory; evaluate with record=True.")
+        params = state.agent.learner.params
+        draw_open_loop(params, episode.trajectory, path, config=self.config)
+
     def ticks_done(self, state: RunState) -> int:
         """Return the ticks behind a state: the rows each environment has emitted."""
         rows = np.unique(np.asarray(state.agent.collector.rows))
@@ -155,12 +165,12 @@ class DreamerV3(Agent):
         old = dataclasses.replace(new, capacity=capacity)
         n_ticks = self.ticks_done(state)
 
-        def grow(replay_state: Any) -> Any:
-            return new.grow(old, replay_state, n_ticks)
+        def adopt(replay_state: Any) -> Any:
+            return new.adopt(old, replay_state, n_ticks)
 
         batched = held.reward.ndim > 2
-        grown = (jax.vmap(grow) if batched else grow)(held)
-        return dataclasses.replace(state, agent=dataclasses.replace(state.agent, replay=grown))
+        resized = (jax.vmap(adopt) if batched else adopt)(held)
+        return dataclasses.replace(state, agent=dataclasses.replace(state.agent, replay=resized))
 
     def replay_bytes_per_seed(self, n_timesteps: int) -> int:
         """Return the bytes of one seed's replay in a run of `n_timesteps` rows."""
@@ -188,7 +198,9 @@ class DreamerV3(Agent):
         first = self.schedule.first_update_tick
         return {
             "environment": f"{spec.env_id} ({spec.backend}), observation {spec.obs_dim}, "
-            + (f"{spec.action_dim} discrete actions" if c.discrete else f"action {spec.action_dim}"),
+            + (
+                f"{spec.action_dim} discrete actions" if c.discrete else f"action {spec.action_dim}"
+            ),
             "episode": f"{length} {spec.episode_length} agent steps of {spec.action_repeat} "
             f"simulator step(s), and one row for the reset; {resets}",
             "parameters": f"{counts['total']:,} ({parts})",

@@ -132,7 +132,7 @@ def imagine(
 
     def step(
         carry: tuple[RSSMState, jax.Array, _Reads], noise: tuple[jax.Array, jax.Array]
-    ) -> tuple[tuple[RSSMState, jax.Array, _Reads], tuple[Any, ...]]:
+    ) -> tuple[tuple[RSSMState, jax.Array, _Reads], dict[str, Any]]:
         state, blocks, read = carry
         action_noise, prior_noise = noise
         outputs = networks.finish(actor, params["actor"], read.heads["actor"])
@@ -156,7 +156,15 @@ def imagine(
         stoch = jax.nn.one_hot(classes, config.classes).reshape(-1, config.stoch * config.classes)
         new = reads(from_deter[:, :-w], stoch @ stoch_kernel, everything)
         after = {name: new.heads.pop(name) for name in _AFTER}
-        made = (state, action, *(read.heads[name] for name in _BEFORE), *after.values())
+        made = {
+            "state": state,
+            "action": action,
+            "actor": read.heads["actor"],
+            "critic": read.heads["critic"],
+            "slow_critic": read.heads["slow_critic"],
+            "reward": after["reward"],
+            "cont": after["continue"],
+        }
         return (RSSMState(deter, stoch), blocks, new), made
 
     deter_kernel_0, stoch_kernel_0 = reading(_BEFORE)
@@ -165,7 +173,7 @@ def imagine(
     # are computed where they lie.
     first_carry = (start, to_blocks(start.deter, config.blocks), first_reads)
     (last, _, last_reads), steps = jax.lax.scan(step, first_carry, (noise.action, noise.prior))
-    return Imagined(*steps, last_critic=last_reads.heads["critic"], last_state=last)
+    return Imagined(**steps, last_critic=last_reads.heads["critic"], last_state=last)
 
 
 @jax.custom_vjp

@@ -196,11 +196,13 @@ def loss(
         rep=rep,
         actor=-behavior.weight * actor,
         critic=behavior.weight * critic,
-        replay_critic=jnp.where(data.is_last[:-1], 0.0, replay_critic.reshape(replay_returns.shape)),
+        replay_critic=jnp.where(
+            data.is_last[:-1], 0.0, replay_critic.reshape(replay_returns.shape)
+        ),
     )
-    total = sum(
-        scale * jnp.mean(term) for scale, term in zip(scales(config), terms, strict=True)
-    )
+    factors = scales(config)
+    scaled = [factors[name] * jnp.mean(term) for name, term in terms._asdict().items()]
+    total = jnp.sum(jnp.stack(scaled))
     return total, LossOutputs(
         terms=terms,
         world_model=model,
@@ -214,18 +216,18 @@ def loss(
     )
 
 
-def scales(config: DreamerV3Config) -> Terms:
-    """Return each term's factor in the loss."""
-    return Terms(
-        reconstruction=config.rec_scale,
-        reward=config.rew_scale,
-        cont=config.con_scale,
-        dyn=config.dyn_scale,
-        rep=config.rep_scale,
-        actor=config.actor_scale,
-        critic=config.critic_scale,
-        replay_critic=config.repval_scale,
-    )
+def scales(config: DreamerV3Config) -> dict[str, float]:
+    """Return each term's factor in the loss, by the names of `Terms`."""
+    return {
+        "reconstruction": config.rec_scale,
+        "reward": config.rew_scale,
+        "cont": config.con_scale,
+        "dyn": config.dyn_scale,
+        "rep": config.rep_scale,
+        "actor": config.actor_scale,
+        "critic": config.critic_scale,
+        "replay_critic": config.repval_scale,
+    }
 
 
 def return_normalizer(config: DreamerV3Config) -> ReturnNormalizer:

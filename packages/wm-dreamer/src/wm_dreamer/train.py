@@ -3,11 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import flax.struct
 import jax
-import jax.numpy as jnp
 
 from wm_collect.collector import (
     CollectorState,

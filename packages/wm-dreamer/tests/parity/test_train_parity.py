@@ -209,7 +209,7 @@ class WorldModelChecks:
         """Of the one total loss, tensor by tensor, before clipping."""
         for n, call in enumerate(replay(recording), 1):
             theirs = gradients_of(call)
-            assert set(call.gradients) == set(theirs)
+            assert set(theirs) <= set(call.gradients)
             for name, gradient in theirs.items():
                 bound = gradient_bound(theirs, name)
                 assert_near(call.gradients[name], gradient, bound, f"{name} of call {n}")
@@ -236,6 +236,7 @@ class TestWorldModelAlone(WorldModelChecks):
             for name, gradient in call.gradients.items():
                 learns = network_of(name) in NETWORKS_OF_THE_WORLD_MODEL
                 assert np.any(gradient != 0) == learns, name
+                assert (f"grad/{name}" in call.theirs) == learns, name
 
     def test_total_and_gradient_norm(self, recording):
         for call in replay(recording):
@@ -406,12 +407,17 @@ class TestWholeUpdates(WorldModelChecks):
             assert averages.count == state["agent/opt/momentum/step"]
 
     def test_metrics(self, recording):
-        """Means of arrays compared above: their bound is of the array's largest entry."""
+        """Means of arrays compared above.
+
+        The bound is relative to the array's largest entry; a sum of n entries, one by one, rounds n
+        times.
+        """
         settings = config(load(recording))
         for call in replay(recording):
             for ours, (theirs, array, relative) in METRICS.items():
                 scale = getattr(settings, SCALES.get(ours, ""), 1.0)
                 largest = np.abs(call.theirs[array]).max() / scale
+                relative = relative + EPS / 4 * call.theirs[array].size
                 assert_near(call.metrics[ours], call.theirs[theirs], relative * largest, ours)
             for name, value in NORMALIZER_METRICS.items():
                 assert call.metrics[name] == value(call), name
@@ -531,7 +537,7 @@ def test_every_recorded_parameter_has_a_gradient_and_a_step(recording):
             for name in load(recording).group(f"params/{n}")
             if name.split("/")[1] not in ("opt", "updater", "retnorm", "slowcritic")
         }
-        assert changed <= set(call.gradients)
+        assert changed <= set(call.gradients) == set(gradients_of(call))
         assert bool(changed) == any(
             np.any(a != b)
             for a, b in zip(

@@ -30,9 +30,7 @@ replayed = jax.jit(replay_return, static_argnames=("gamma", "lam"))
 
 def test_the_specifications_imagined_example():
     value = column(0.4, 0.6, 0.8)
-    returns = lambda_return(
-        column(1.0, 0.5, -2.0), column(0.9, 0.8, 0.95), value, value[-1], 0.95
-    )
+    returns = lambda_return(column(1.0, 0.5, -2.0), column(0.9, 0.8, 0.95), value, value[-1], 0.95)
     np.testing.assert_allclose(returns, column(0.660268, -0.4184, -1.24), rtol=1e-6)
 
 

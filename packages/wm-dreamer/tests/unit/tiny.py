@@ -36,6 +36,7 @@ SIZES = dict(
     batch_size=2,
     batch_length=8,
     imag_horizon=4,
+    learning_rate=1e-3,
     warmup=2,
 )
 
@@ -118,8 +119,8 @@ def update_program(config=CONFIG):
 def loss_program(config=CONFIG):
     """The compiled gradient of a weighted sum of the terms' means, and the loss's own outputs.
 
-    With `scales(config)` as the weights it is the gradient of the loss; with one weight alone it is
-    that of one term.
+    With `scales(config)` as the weights it is the gradient of the loss; with one of them alone that
+    of one term.
     """
 
     @jax.jit
@@ -129,7 +130,8 @@ def loss_program(config=CONFIG):
                 params, learner.slow_critic, learner.retnorm, data, noise, config=config
             )
             means = jax.tree.map(jnp.mean, outputs.terms)
-            return sum(w * m for w, m in zip(weights, means, strict=True)), (total, outputs)
+            means = means._asdict()
+            return sum(weights[name] * means[name] for name in weights), (total, outputs)
 
         gradients, (total, outputs) = jax.grad(weighted, has_aux=True)(learner.params)
         return total, outputs, gradients
@@ -137,16 +139,17 @@ def loss_program(config=CONFIG):
     return run
 
 
-def losses_and_gradients(
-    learner=None, batch=None, noise=None, *, weights: Terms | None = None, config=CONFIG
-):
-    """Return the total, the loss's outputs and the gradient of the weighted terms."""
+def losses_and_gradients(learner=None, batch=None, noise=None, *, weights=None, config=CONFIG):
+    """Return the total, the loss's outputs and the gradient of the weighted terms.
+
+    Terms that `weights` leaves out have weight 0; without any, the weights are the loss's own.
+    """
     weights = scales(config) if weights is None else weights
     return loss_program(config)(
         learner or moved_learner(config),
         sequences(batch or random_batch(config=config), config=config),
         noise or random_noise(config=config),
-        Terms(*(jnp.float32(w) for w in weights)),
+        {name: jnp.float32(weights.get(name, 0.0)) for name in Terms._fields},
     )
 
 

@@ -458,13 +458,14 @@ class StreamReplay:
             deter=_scatter(state.deter, index, deter), stoch=_scatter(state.stoch, index, stoch)
         )
 
-    def grow(
+    def adopt(
         self, old: "StreamReplay", old_state: StreamReplayState, next_tick: int
     ) -> StreamReplayState:
-        """Move the rows of a smaller replay into this one, between two ticks.
+        """Move the rows of a replay of another capacity into this one, between two ticks.
 
-        A ring that has overwritten nothing has row a at slot a in any larger one too. So the state
-        is exactly what it would be had the replay had this capacity from the start.
+        A ring that has overwritten nothing has row a at slot a, whatever its capacity. So while
+        all rows fit in both, the state is exactly what it would be had the replay had this
+        capacity from the start.
 
         Args:
             old: the replay that filled `old_state`; it may differ in `capacity` only.
@@ -476,40 +477,36 @@ class StreamReplay:
             The state in this replay's size; `old_state` itself where the size is the same.
 
         Raises:
-            ValueError: something else than the capacity differs, this replay is the smaller one, or
-                the old one has already overwritten rows that this one would still hold.
+            ValueError: something else than the capacity differs, or one of the two replays has
+                overwritten, or would have, rows that the other holds.
         """
         for field in dataclasses.fields(self):
             was, now = getattr(old, field.name), getattr(self, field.name)
             if field.name != "capacity" and was != now:
                 raise ValueError(
-                    f"A replay can only take over rows of its own kind: {field.name} was {was}, "
+                    f"A replay can only adopt rows of its own kind: {field.name} was {was}, "
                     f"here it is {now}."
                 )
         n_more = self.capacity - old.capacity
-        if n_more < 0:
-            raise ValueError(
-                f"A replay of {old.capacity} rows per environment cannot shrink to "
-                f"{self.capacity}. Use a capacity of at least {old.capacity} rows per environment."
-            )
         if n_more == 0:
             return old_state
-        if next_tick > old.capacity:
+        if next_tick > min(old.capacity, self.capacity):
             raise ValueError(
-                f"A replay of {self.capacity} rows per environment would hold "
-                f"{min(next_tick, self.capacity)} of the {next_tick} rows collected, but the old "
-                f"one has kept only {old.capacity}. A replay that has overwritten rows cannot "
-                "grow: keep its capacity."
+                f"A replay of {old.capacity} rows per environment holds the newest "
+                f"{min(next_tick, old.capacity)} of {next_tick} rows, one of {self.capacity} would "
+                f"hold {min(next_tick, self.capacity)}: once rows are overwritten a replay cannot "
+                "change its size. Keep its capacity."
             )
+
+        def fit(ring: jax.Array) -> jax.Array:
+            if n_more < 0:
+                return ring[:, : self.capacity]
+            return jnp.pad(ring, [(0, 0), (0, n_more)] + [(0, 0)] * (ring.ndim - 2))
 
         rings = old_state._asdict()
         online_popped = rings.pop("online_popped")
         return StreamReplayState(
-            **{
-                name: jnp.pad(ring, [(0, 0), (0, n_more)] + [(0, 0)] * (ring.ndim - 2))
-                for name, ring in rings.items()
-            },
-            online_popped=online_popped,
+            **{name: fit(ring) for name, ring in rings.items()}, online_popped=online_popped
         )
 
     @property

@@ -110,7 +110,7 @@ def _train(command: AgentCommand, parsed: Any) -> None:
         env_id=parsed.env_id.replace("/", "-"),
         agent=command.short_name,
     )
-    reports.print_description(agent, title=f"{agent.name}, protocol {parsed.protocol}")
+    _print_description(command, agent, parsed)
     print(f"Run folder: {_relative(folder.path)}")
     _run(command, agent, folder, None, options.n_timesteps, {})
 
@@ -171,7 +171,22 @@ def _plot(parsed: Plot) -> None:
 
 def _info(command: AgentCommand, parsed: Any) -> None:
     agent = _make_agent(command, parsed.env_id, parsed.settings, parsed.env)
-    reports.print_description(agent, title=f"{agent.name}, protocol {parsed.protocol}")
+    _print_description(command, agent, parsed)
+
+
+def _print_description(command: AgentCommand, agent: Agent, parsed: Any) -> None:
+    """Print what there is to know before a run, and every setting that is not the paper's."""
+    title = f"{agent.name}, protocol {parsed.protocol}"
+    paper = command.settings()
+    changed = []
+    for field in dataclasses.fields(paper):
+        value, default = getattr(parsed.settings, field.name), getattr(paper, field.name)
+        if value != default:
+            # A blank of the paper's settings follows from the model size or the task.
+            stated = "" if default is None else f" (paper: {default})"
+            changed.append(f"{field.name} {value}{stated}")
+    departures = {"departures": ", ".join(changed) or "none: the paper's hyperparameters"}
+    reports.print_description(agent.describe() | departures, title=title)
 
 
 def _run(

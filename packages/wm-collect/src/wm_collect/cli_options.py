@@ -69,7 +69,7 @@ class RunOptions:
     name: str | None = None
     """Folder of this run inside root; None makes one from task, agent and time."""
     animation: bool = True
-    """Draw an animation of one evaluation episode at the end."""
+    """Draw an animation of one evaluation episode at the end (pictures are drawn anyway)."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run folder."""
     wandb: str | None = None

@@ -1,7 +1,7 @@
 """What a user sees of a run: its description before, its pictures and its summary after."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from wm_collect.run_folder import RunFolder
 _MAX_FRAMES = 250
 
 
-def print_description(agent: Agent, *, title: str) -> None:
-    """Print what there is to know before a run, as a table."""
+def print_description(description: Mapping[str, str], *, title: str) -> None:
+    """Print labels and texts as a table."""
     table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE)
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
-    for label, text in agent.describe().items():
+    for label, text in description.items():
         table.add_row(label, text)
     Console(highlight=False).print(table)
 

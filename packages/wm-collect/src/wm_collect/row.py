@@ -29,7 +29,8 @@ class Row:
         reward: reward received on entering `obs`, `[N]` float32; 0 when `is_first`.
         is_first: whether `obs` comes from a reset, `[N]` bool.
         is_last: whether `obs` is the final observation of its episode, `[N]` bool.
-        is_terminal: whether the environment itself ended the episode here, `[N]` bool.
+        is_terminal: whether the environment itself ended the episode here, `[N]` bool; never at a
+            time limit (deviation D33).
     """
 
     obs: jax.Array

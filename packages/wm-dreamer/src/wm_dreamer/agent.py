@@ -29,7 +29,7 @@ class DreamerV3(Agent):
     environments: one per agent step and one per reset.
 
     Paper protocol on DeepMind Control from proprioception: `model_size="12m", n_envs=16,
-    train_ratio=512, action_repeat=2, episode_length=1000`, 250,000 rows.
+    train_ratio=512, action_repeat=2, episode_length=1000`, 250,000 rows (D40).
 
     Args:
         env_id: id of a Gymnax, Brax or MuJoCo Playground environment, a registered name, or an

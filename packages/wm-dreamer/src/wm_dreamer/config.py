@@ -20,7 +20,7 @@ from wm_numerics import TwoHot
 
 LearningRate = float | Callable[[Any], Any]
 
-# Widths of the reference's presets; 1m is of a later version of the reference and fits their rule:
+# Widths of the reference's presets; 1m is of a later version (D38) and fits their rule:
 # hidden = units, deter = 8 units, classes = units / 16.
 MODEL_SIZES: dict[str, dict[str, int]] = {
     "1m": {"units": 64, "deter": 512, "hidden": 64, "classes": 4},
@@ -38,7 +38,7 @@ class DreamerV3Settings:
     """Hyperparameters of DreamerV3, with the paper's defaults for continuous control.
 
     The paper's DeepMind Control protocol is `action_repeat=2, episode_length=1000` and the
-    defaults. Sizes, bins and horizons are static: changing one compiles a new program.
+    defaults (D41). Sizes, bins and horizons are static: changing one compiles a new program.
     """
 
     n_envs: int = 16

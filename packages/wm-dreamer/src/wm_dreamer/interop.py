@@ -3,7 +3,8 @@
 The original keeps its parameters in a flat dictionary from names such as
 `agent/dyn/dynin0/norm/scale` to arrays. Layouts agree, but for the two-hot heads, which have a
 256th output there that is always zero and never read (deviation D29): it is dropped and restored.
-An observation of several parts has one decoder output layer per part there, and one for all here.
+An observation of several parts has one decoder output layer per part there, and one for all here
+(D32).
 
 Source of the names: danijar/dreamerv3@2411f7d, dreamerv3/agent.py, dreamerv3/nets.py.
 """

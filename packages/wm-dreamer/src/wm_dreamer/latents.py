@@ -34,7 +34,7 @@ def sample_classes(log_probs: jax.Array, noise: jax.Array) -> jax.Array:
     """Return classes drawn by inverting the cumulative distribution at `noise`.
 
     One uniform number decides one categorical, whatever its number of classes: drawing a Gumbel
-    number per class instead costs C times as many random numbers.
+    number per class, as the reference does, costs C times as many random numbers (D34).
 
     Args:
         log_probs: normalised log-probabilities `[..., C]`.

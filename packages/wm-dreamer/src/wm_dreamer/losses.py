@@ -44,7 +44,7 @@ class Sequences(NamedTuple):
         reward: `[T, B]`.
         is_first: `[T, B]` bool.
         is_last: annotated, `[T, B]` bool.
-        is_terminal: `[T, B]` bool.
+        is_terminal: true terminations, not time limits (D33), `[T, B]` bool.
         start: states after the context row, `[B, ...]`.
     """
 

@@ -5,7 +5,7 @@ Parameters of all seven trained modules live in one dictionary, `{"encoder", "rs
 reads the features of a state, `deter` first, then `stoch`: `[..., D + S·C]`.
 
 Source: danijar/dreamerv3@2411f7d, dreamerv3/nets.py, `SimpleEncoder`, `SimpleDecoder`, `MLP`,
-`Dist`; dreamerv3/configs.yaml.
+`Dist`; dreamerv3/configs.yaml. Deviations: D29, D32.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ class UpdateNoise(NamedTuple):
     Attributes:
         posterior: `[T, B, S]` uniform.
         action: `[H, N]` uniform with discrete actions, `[H, N, A]` normal with continuous ones.
-            The reference also draws an action at the last state, which nothing uses.
+            The reference also draws an action at the last state, which nothing uses (D37).
         prior: `[H, N, S]` uniform, for the states after each action.
     """
 

@@ -1,7 +1,7 @@
 """Adaptive gradient clipping, LaProp and the warm-up of the step size.
 
 Three optax transformations, each usable alone, and `laprop`, which chains them. Everything is per
-tensor, in the tensors' dtype (float32 everywhere in this package), so an optimiser split by
+tensor, in the tensors' dtype (float32 everywhere in this package, D30), so an optimiser split by
 networks makes the same updates as one over all of them.
 
 For a tensor p with gradient g at update u (from 0), with k = u + 1:
@@ -179,8 +179,7 @@ def laprop(
 
     Source:
         danijar/dreamerv3@2411f7d, dreamerv3/jaxutils.py, `Optimizer`; dreamerv3/configs.yaml,
-        `opt`. Deviations: none (the step size is multiplied by the warm-up factor before it
-        multiplies the tensors, which rounds differently by one unit in the last place).
+        `opt`. Deviations: D39.
     """
     return optax.chain(
         adaptive_gradient_clip(agc, agc_pmin),

@@ -11,7 +11,7 @@ updates have been made. Here the updates of a tick's transitions are made togeth
 rows were stored.
 
 Source: danijar/dreamerv3@2411f7d, embodied/run/train.py, `train_step`; embodied/core/when.py,
-`Ratio`; embodied/replay/replay.py, `Replay.add`. Deviations: D26.
+`Ratio`; embodied/replay/replay.py, `Replay.add`. Deviations: D26, D31.
 """
 
 import dataclasses

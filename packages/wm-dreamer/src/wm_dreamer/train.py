@@ -63,7 +63,8 @@ def stream_replay(config: DreamerV3Config, n_rows: int) -> StreamReplay:
 def make_algorithm(env: Environment, config: DreamerV3Config, replay: StreamReplay) -> Algorithm:
     """Return the functions the training loop runs, for one environment and configuration."""
     schedule = Schedule.of(config)
-    # A task of fixed length pays for a reset once an episode instead of on every tick (E23).
+    # A task of fixed length pays for a reset once an episode instead of on every tick (E23);
+    # its held ticks store no latents (D35).
     collect_rows = collect_dynamic if config.terminates else collect_static
 
     def init(key: jax.Array) -> DreamerV3State:
@@ -138,7 +139,7 @@ def filtering_policy(params: Params, *, config: DreamerV3Config) -> Policy:
 def make_evaluator(
     env: Environment, config: DreamerV3Config, n_episodes: int, *, record: bool = False
 ) -> Callable[[DreamerV3State, jax.Array], Evaluation]:
-    """Return the function that evaluates a state: the sampling policy from a zero carry."""
+    """Return the function that evaluates a state: the sampling policy from a zero carry (D36)."""
 
     def evaluate(state: DreamerV3State, key: jax.Array) -> Evaluation:
         policy = filtering_policy(state.learner.params, config=config)

@@ -34,16 +34,21 @@ class Call(NamedTuple):
     Attributes:
         theirs: what was recorded, `out/<n>/...`.
         ours: what our functions compute on the way, under the same names and in the same layout.
+        total: our total loss.
         gradients: ours of the total loss, under the original's names.
-        before: our learner before the update.
-        after: our learner after it.
-        written: latents to be written back.
-        metrics: ours.
+        updated: what `update` returned; None for a recording of the world model alone.
     """
 
     theirs: dict[str, np.ndarray]
     ours: dict[str, np.ndarray]
+    total: float
     gradients: dict[str, np.ndarray]
+    updated: "Updated | None"
+
+
+class Updated(NamedTuple):
+    """Our learner around an update, the latents to be written back, and the metrics."""
+
     before: LearnerState
     after: LearnerState
     written: Latents
@@ -60,22 +65,22 @@ def replay(path: Path) -> tuple[Call, ...]:
     for n in call_numbers(recording):
         theirs = recording.group(f"out/{n}")
         batch = recorded_batch(recording.group(f"data/{n}"))
-        before = state
-        state, written, metrics, gradients, found = program(settings)(
-            before, batch, recorded_noise(theirs, settings)
-        )
-        calls.append(
-            Call(
-                theirs=theirs,
-                ours=in_recorded_layout(found, settings),
-                gradients=to_reference(gradients, config=settings),
-                before=before,
-                after=state,
-                written=jax.tree.map(np.asarray, written),
-                metrics={name: float(value) for name, value in metrics.items()},
-            )
-        )
+        run = program(settings, with_update=holds_imagination(theirs))
+        noise = recorded_noise(theirs, settings)
+        total, gradients, found, results = jax.tree.map(np.asarray, run(state, batch, noise))
+        updated = None
+        if results:
+            updated = Updated(state, *results)
+            state = updated.after
+        ours = in_recorded_layout(found, settings)
+        gradients = to_reference(gradients, config=settings)
+        calls.append(Call(theirs, ours, float(total), gradients, updated))
     return tuple(calls)
+
+
+def holds_imagination(theirs: dict[str, np.ndarray]) -> bool:
+    """Whether a call was recorded as a whole; recordings of the world model alone were not."""
+    return "img/start_action" in theirs
 
 
 def call_numbers(recording: Recording) -> list[int]:
@@ -117,7 +122,7 @@ def recorded_noise(theirs: dict[str, np.ndarray], settings: DreamerV3Config) -> 
     """
     n_starts = settings.batch_size * settings.batch_length
     posterior = forced(np.swapaxes(theirs["wm/stoch"], 0, 1))
-    if "img/start_action" not in theirs:
+    if not holds_imagination(theirs):
         steps = (settings.imag_horizon, n_starts)
         action = np.zeros(steps if settings.discrete else (*steps, settings.action_dim), np.float32)
         return UpdateNoise(posterior, action, np.zeros((*steps, settings.stoch), np.float32))
@@ -150,18 +155,19 @@ def our_steps(x: np.ndarray, settings: DreamerV3Config) -> np.ndarray:
 
 
 @functools.cache
-def program(settings: DreamerV3Config) -> Callable[..., tuple[Any, ...]]:
-    """Return the compiled update, together with its gradient and what it computes on the way."""
+def program(settings: DreamerV3Config, *, with_update: bool) -> Callable[..., tuple[Any, ...]]:
+    """Return the compiled loss, its gradient, what is computed on the way, and the update."""
 
-    @jax.jit
+    # Compiling takes longer than running, and half as long without LLVM's passes.
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
     def run(state: LearnerState, batch: StreamBatch, noise: UpdateNoise) -> tuple[Any, ...]:
         data = sequences(batch, config=settings)
-        (_, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(
+        (total, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(
             state.params, state.slow_critic, state.retnorm, data, noise, config=settings
         )
-        after, written, metrics = update(state, batch, noise, config=settings)
         found = intermediates(state, data, outputs, settings)
-        return after, written, metrics, gradients, found
+        results = update(state, batch, noise, config=settings) if with_update else ()
+        return total, gradients, found, results
 
     return run
 

@@ -73,9 +73,11 @@ def test_train_fills_the_run_folder(folder):
     assert sorted(p.name for p in (folder / "checkpoints").iterdir())
 
 
-def test_train_draws_the_learning_curve_and_an_episode(folder):
+def test_train_draws_the_learning_curve_predictions_and_an_episode(folder):
     with Image.open(folder / "learning_curve.png") as curve:
         assert min(curve.size) > 400
+    with Image.open(folder / "open_loop.png") as predictions:
+        assert min(predictions.size) > 100
     with Image.open(folder / "evaluation.gif") as animation:
         assert 2 <= animation.n_frames <= LENGTH + 1
 

@@ -125,7 +125,7 @@ def test_constant_reward_is_worth_its_discounted_sum_through_the_time_limit(cons
 
 
 def test_the_policy_finds_the_rewarded_action(action):
-    agent, _, series = action
+    _, _, series = action
     # Ten steps of reward = action, clipped: 10 is perfect, 0 is chance.
     assert series["Eval/episodic mean reward"][-1] > 8.5
     assert np.nanmean(series["Train/episodic mean reward"][-3:]) > 8.5

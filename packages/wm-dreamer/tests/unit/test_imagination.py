@@ -17,6 +17,7 @@ from .tiny import (
     DISCRETE,
     assert_trees_close,
     assert_trees_equal,
+    compiled,
     moved_learner,
     random_noise,
 )
@@ -36,7 +37,7 @@ def starts(config=CONFIG):
 
 @functools.cache
 def imagine_program(config=CONFIG):
-    return jax.jit(functools.partial(imagine, config=config))
+    return compiled(functools.partial(imagine, config=config))
 
 
 @functools.cache
@@ -56,7 +57,7 @@ def step_by_step(config=CONFIG):
     """States and actions by the actor and `imagine_step`, one after the other: H + 1 and H."""
     params, noise = moved_learner(config).params, random_noise(config=config)
 
-    @jax.jit
+    @compiled
     def step(state, action_noise, prior_noise):
         outputs = networks.apply(networks.Actor(config), params["actor"], features(state))
         action = action_distribution(outputs, config=config).sample(action_noise)
@@ -118,7 +119,7 @@ def test_preactivations_are_the_heads_own_first_layers(config):
 def test_no_gradient_leaves_imagination():
     """Into no parameter, not into the starts, and not through reparameterised actions."""
 
-    @jax.jit
+    @compiled
     def gradients(params, slow_critic, start):
         def total(params, slow_critic, start):
             out = imagine(params, slow_critic, start, random_noise(), config=CONFIG)
@@ -140,7 +141,9 @@ def test_starts_do_not_see_each_other():
     other = imagine_program()(learner.params, learner.slow_critic, start, shuffled)
     for name in other._fields:
         axis = 0 if name.startswith("last") else 1
-        usual = jax.tree.map(lambda x, a=axis: np.take(x, order, axis=a), getattr(imagined(), name))
+        usual = jax.tree.map(
+            lambda x, a=axis: np.take(np.asarray(x), order, axis=a), getattr(imagined(), name)
+        )
         for ours, theirs in zip(
             jax.tree.leaves(usual), jax.tree.leaves(getattr(other, name)), strict=True
         ):

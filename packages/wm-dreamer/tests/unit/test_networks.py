@@ -127,7 +127,7 @@ def test_initial_kernels_have_their_scales():
 
 def test_modules_start_from_draws_of_their_own():
     params = fresh_learner().params
-    kernels = [params[m]["linear_1"]["kernel"] for m in ("encoder", "decoder", "critic")]
+    kernels = [params[m]["linear_1"]["kernel"] for m in ("encoder", "critic")]
     kernels += [params["actor"]["trunk"]["linear_1"]["kernel"]]
     kernels += [fresh_learner().slow_critic["linear_1"]["kernel"]]
     for i, one in enumerate(kernels):

@@ -12,7 +12,7 @@ from wm_dreamer.action_distributions import action_distribution, action_vector
 from wm_dreamer.noise import draw_act_noise
 from wm_dreamer.policy import PolicyCarry, act, initial_carry
 
-from .tiny import CONFIG, DISCRETE, assert_trees_equal, moved_learner
+from .tiny import CONFIG, DISCRETE, assert_trees_equal, compiled, moved_learner
 
 E = 4
 BOTH = pytest.mark.parametrize("config", [CONFIG, DISCRETE], ids=["continuous", "discrete"])
@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("config", [CONFIG, DISCRETE], ids=["continuous", 
 
 @functools.cache
 def act_program(config=CONFIG):
-    return jax.jit(functools.partial(act, config=config))
+    return compiled(functools.partial(act, config=config))
 
 
 def rows(seed=0, config=CONFIG):
@@ -49,7 +49,7 @@ def test_the_first_carry_is_zero(config):
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(carry))
     assert carry.action.dtype == (np.int32 if config.discrete else np.float32)
     assert carry.action.shape == ((E,) if config.discrete else (E, config.action_dim))
-    after = jax.eval_shape(lambda: decide(carry, config=config).carry)
+    after = decide(carry, config=config).carry
     assert jax.tree.map(lambda x: (x.shape, x.dtype), carry) == jax.tree.map(
         lambda x: (x.shape, x.dtype), after
     )

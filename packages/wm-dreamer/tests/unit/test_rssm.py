@@ -10,7 +10,14 @@ import pytest
 from wm_dreamer import rssm
 from wm_dreamer.rssm import RSSMState
 
-from .tiny import CONFIG, DISCRETE, assert_trees_close, leaves_by_path, moved_learner
+from .tiny import (
+    CONFIG,
+    DISCRETE,
+    assert_trees_close,
+    compiled,
+    leaves_by_path,
+    moved_learner,
+)
 
 T, B = 6, 3
 D, S, C, G = CONFIG.deter, CONFIG.stoch, CONFIG.classes, CONFIG.blocks
@@ -39,7 +46,7 @@ def inputs(seed=0, config=CONFIG):
 
 @functools.cache
 def observe_program():
-    return jax.jit(functools.partial(rssm.observe, config=CONFIG))
+    return compiled(functools.partial(rssm.observe, config=CONFIG))
 
 
 def observe(**changes):
@@ -61,7 +68,7 @@ def both():
     shapes = jax.eval_shape(lambda: observe_step_by_step(params_of(), **inputs()))
     weights = [rng.standard_normal(x.shape).astype(np.float32) for x in shapes[:3]]
 
-    @jax.jit
+    @compiled
     def run(params, prev_action, embedding):
         def total(function, params, prev_action, embedding):
             given = inputs() | {"prev_action": prev_action, "embedding": embedding}
@@ -200,7 +207,7 @@ def test_gradients_reach_the_first_row_from_the_last():
         observed = rssm.observe(params_of(), **given, config=CONFIG)
         return jnp.sum(observed.deter[-1] * jnp.arange(1.0, D + 1)[None])
 
-    gradient = jax.jit(jax.grad(last))(inputs()["embedding"])
+    gradient = compiled(jax.grad(last))(inputs()["embedding"])
     assert np.all(np.any(np.asarray(gradient[:-1]) != 0, axis=-1))
     # The last deterministic state does not see its own row's observation.
     np.testing.assert_array_equal(gradient[-1], 0)

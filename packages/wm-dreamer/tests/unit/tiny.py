@@ -12,7 +12,7 @@ import numpy as np
 from wm_collect.replay import StreamBatch
 from wm_dreamer.config import DreamerV3Config
 from wm_dreamer.losses import Terms, loss, scales, sequences
-from wm_dreamer.noise import UpdateNoise, draw_update_noise
+from wm_dreamer.noise import UpdateNoise
 from wm_dreamer.optimizer import optimizer_of
 from wm_dreamer.update import LearnerState, init_learner, update
 from wm_numerics import ReturnNormalizerState
@@ -30,7 +30,7 @@ SIZES = dict(
     classes=6,
     blocks=4,
     enc_layers=2,
-    dec_layers=2,
+    dec_layers=1,
     actor_layers=2,
     critic_layers=2,
     batch_size=2,
@@ -45,13 +45,16 @@ def make_config(**changes) -> DreamerV3Config:
     return DreamerV3Config(**(SIZES | changes))
 
 
+# Compiling takes longer than running these programs, and half as long without LLVM's passes.
+compiled = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
+
 CONFIG = make_config()
 DISCRETE = make_config(discrete=True, action_dim=7)
 
 
 @functools.cache
 def fresh_learner(config=CONFIG) -> LearnerState:
-    return jax.jit(functools.partial(init_learner, config=config))(jax.random.key(0))
+    return compiled(functools.partial(init_learner, config=config))(jax.random.key(0))
 
 
 def drawn(tree, seed=1):
@@ -70,12 +73,22 @@ def drawn(tree, seed=1):
 
 @functools.cache
 def moved_learner(config=CONFIG, seed=1) -> LearnerState:
-    """A learner some way off its start; the slow critic is not the critic."""
+    """A learner some way off its start; the slow critic is not the critic.
+
+    Rewards and values are of the size of 1: the far bins of the two-hot heads are unlikely, as in a
+    trained agent. Equally likely ones would decode to millions, which round to tens.
+    """
     shapes = jax.eval_shape(functools.partial(init_learner, config=config), jax.random.key(0))
+    far = 1.5 * np.abs(np.linspace(-20, 20, config.bins, dtype=np.float32))
+
+    def centred(head):
+        return head | {"out": head["out"] | {"bias": head["out"]["bias"] - far}}
+
     params = drawn(shapes.params, seed)
+    params |= {name: centred(params[name]) for name in ("reward", "critic")}
     return LearnerState(
         params=params,
-        slow_critic=drawn(shapes.slow_critic, seed + 1000),
+        slow_critic=centred(drawn(shapes.slow_critic, seed + 1000)),
         opt_state=optimizer_of(config).init(params),
         retnorm=ReturnNormalizerState(low=jnp.float32(-0.5), high=jnp.float32(2.0)),
         updates=jnp.int32(0),
@@ -104,15 +117,26 @@ def random_batch(seed=0, config=CONFIG) -> StreamBatch:
     )
 
 
-@functools.cache
 def random_noise(seed=0, config=CONFIG) -> UpdateNoise:
-    return draw_update_noise(jax.random.key(seed), config=config)
+    """Draws like `draw_update_noise`'s, with NumPy for the same reason as the parameters."""
+    rng = np.random.default_rng(seed)
+    steps = (config.imag_horizon, config.batch_length * config.batch_size)
+    if config.discrete:
+        action = rng.random(steps)
+    else:
+        action = rng.standard_normal((*steps, config.action_dim))
+    draws = UpdateNoise(
+        posterior=rng.random((config.batch_length, config.batch_size, config.stoch)),
+        action=action,
+        prior=rng.random((*steps, config.stoch)),
+    )
+    return UpdateNoise(*(x.astype(np.float32) for x in draws))
 
 
 @functools.cache
 def update_program(config=CONFIG):
     """The compiled update: learner, batch and noise to learner, latents and metrics."""
-    return jax.jit(functools.partial(update, config=config))
+    return compiled(functools.partial(update, config=config))
 
 
 @functools.cache
@@ -123,7 +147,7 @@ def loss_program(config=CONFIG):
     of one term.
     """
 
-    @jax.jit
+    @compiled
     def run(learner, data, noise, weights):
         def weighted(params):
             total, outputs = loss(

@@ -13,7 +13,6 @@ output with respect to its kernel.
 Source: danijar/dreamerv3@2411f7d, dreamerv3/agent.py, `Agent.loss` ("Imagination").
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -178,8 +177,8 @@ def imagine(
 
 @jax.custom_vjp
 def known_products(
-    layers: Sequence[Params], state: RSSMState, products: Sequence[jax.Array]
-) -> Sequence[jax.Array]:
+    layers: list[Params], state: RSSMState, products: list[jax.Array]
+) -> list[jax.Array]:
     """Return `products`, each features(state)·kernel + bias of its layer, with their gradients.
 
     The gradients flow into the layers' kernels and biases only, as through
@@ -195,13 +194,13 @@ def known_products(
 
 
 def _known_products_forward(
-    layers: Sequence[Params], state: RSSMState, products: Sequence[jax.Array]
-) -> tuple[Sequence[jax.Array], RSSMState]:
+    layers: list[Params], state: RSSMState, products: list[jax.Array]
+) -> tuple[list[jax.Array], RSSMState]:
     return products, state
 
 
 def _known_products_backward(
-    state: RSSMState, cotangents: Sequence[jax.Array]
+    state: RSSMState, cotangents: list[jax.Array]
 ) -> tuple[list[Params], None, None]:
     rows = [x.reshape(-1, x.shape[-1]) for x in cotangents]
     # The narrow factor is transposed first: XLA's CPU product with a long contraction over the

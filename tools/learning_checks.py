@@ -31,6 +31,7 @@ from machine import description
 
 from wm_collect.agent import Agent
 from wm_dreamer import DreamerV3
+from wm_dreamer.protocols import PROTOCOLS
 from wm_tdmpc2 import TDMPC2
 
 RESULTS = Path(__file__).parents[1] / "docs" / "data" / "learning_checks.jsonl"
@@ -111,16 +112,7 @@ CHECKS = {
     "dreamer-cartpole-hidden-velocities": Check(
         agent=DreamerV3,
         env=lambda: hidden_velocities("CartPole-v1", visible=(0, 2)),
-        settings={
-            "n_envs": 4,
-            "units": 32,
-            "hidden": 32,
-            "deter": 128,
-            "stoch": 16,
-            "classes": 8,
-            "learning_rate": 4e-4,
-            "warmup": 100,
-        },
+        settings=PROTOCOLS["quick"].settings,
         n_timesteps=12_000,
         seeds=(0, 1),
         bar=150.0,

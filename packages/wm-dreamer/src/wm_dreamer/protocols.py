@@ -10,7 +10,7 @@ PROTOCOLS: dict[str, Protocol] = {
         run={"n_timesteps": 250_000, "eval_frequency": 25_000},
     ),
     "quick": Protocol(
-        summary="small networks and a faster learning rate, for a first look on a CPU",
+        summary="small networks, short sequences and a large step size, for a first look on a CPU",
         settings={
             "n_envs": 4,
             "model_size": "1m",
@@ -19,9 +19,11 @@ PROTOCOLS: dict[str, Protocol] = {
             "hidden": 32,
             "stoch": 16,
             "classes": 8,
-            "learning_rate": 4e-4,
+            "batch_length": 32,
+            "train_ratio": 256.0,
+            "learning_rate": 1e-3,
             "warmup": 100,
         },
-        run={"n_timesteps": 6_000, "eval_frequency": 3_000, "log_frequency": 250},
+        run={"n_timesteps": 8_000, "eval_frequency": 4_000, "log_frequency": 500},
     ),
 }

@@ -94,3 +94,10 @@ def _rank_promotion_is_an_error(request: pytest.FixtureRequest) -> Iterator[None
         return
     with jax.numpy_rank_promotion("raise"):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_programs_are_dropped() -> Iterator[None]:
+    """Drop a module's compiled programs at its end: together they would take gigabytes."""
+    yield
+    jax.clear_caches()

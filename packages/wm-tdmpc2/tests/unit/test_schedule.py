@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from wm_collect.clocks import Clock
 from wm_tdmpc2 import Schedule
 
 from .tiny import make_config
@@ -135,19 +136,25 @@ def test_updates_of_one_tick_are_right_even_where_their_sum_wraps():
     np.testing.assert_array_equal(after - before, [32, 32, 0])
 
 
+def ticks_of_a_run(schedule, n_timesteps):
+    """Return where the run's clock ends it, as the agent asks for it."""
+    steps = schedule.env_steps_before
+    return Clock(timestep=steps, env_frames=steps).completed_at(n_timesteps)
+
+
 @pytest.mark.parametrize(
     ("n_timesteps", "n_ticks"),
     [(1, 1), (9, 9), (10, 11), (11, 12), (19, 20), (20, 22), (100, 110)],
 )
 def test_a_run_ends_with_the_held_tick_of_an_episode_that_ends_with_it(n_timesteps, n_ticks):
     schedule = Schedule(10, 1, 20, 1.0)
-    assert schedule.n_ticks(n_timesteps) == n_ticks
+    assert ticks_of_a_run(schedule, n_timesteps) == n_ticks
     assert schedule.env_steps_before(n_ticks) == n_timesteps
 
 
 def test_a_run_is_rounded_up_to_whole_ticks_of_all_environments():
     schedule = Schedule(10, 4, 20, 1.0)
-    assert schedule.n_ticks(41) == 12 and schedule.env_steps_before(12) == 44
+    assert ticks_of_a_run(schedule, 41) == 12 and schedule.env_steps_before(12) == 44
 
 
 def test_the_schedule_of_a_configuration():

@@ -37,7 +37,7 @@ from wm_tdmpc2 import TDMPC2
 RESULTS = Path(__file__).parents[1] / "docs" / "data" / "learning_checks.jsonl"
 
 TRAIN_RETURN, N_EPISODES = "Train/episodic mean reward", "Train/n_episodes"
-LOG_ROWS = 100
+LOG_ROWS = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ CHECKS = {
     "dreamer-cartpole-hidden-velocities": Check(
         agent=DreamerV3,
         env=lambda: hidden_velocities("CartPole-v1", visible=(0, 2)),
-        settings=PROTOCOLS["quick"].settings,
+        settings=PROTOCOLS["quick"].settings | {"learning_rate": 4e-4},
         n_timesteps=12_000,
         seeds=(0, 1),
         bar=150.0,

@@ -84,16 +84,25 @@ class Agent(abc.ABC):
         """Return `evaluate(agent_state, key) -> Evaluation`, for one seed."""
 
     @abc.abstractmethod
-    def ticks_done(self, state: RunState) -> int:
-        """Return the number of ticks behind a state; the same for each of its seeds."""
-
-    @abc.abstractmethod
     def resized(self, state: RunState, n_timesteps: int) -> RunState:
         """Return the state with its replay sized for a run that ends at `n_timesteps`."""
 
     @abc.abstractmethod
     def describe(self) -> dict[str, str]:
         """Return what there is to know before a run, as label and text."""
+
+    def ticks_done(self, state: RunState) -> int:
+        """Return the ticks behind a state: the rows each environment's collector has emitted.
+
+        Raises:
+            ValueError: the seeds of the state are not equally far.
+        """
+        collector = state.agent.collector
+        rows = np.unique(np.asarray(collector.rows))
+        if rows.size != 1:
+            raise ValueError(f"the seeds of a state must be equally far, got {rows.tolist()} rows.")
+        n_envs = collector.is_last.shape[-1]
+        return int(rows[0]) // n_envs
 
     def draw_predictions(self, state: RunState, episode: Evaluation, path: Path) -> None:
         """Draw the model's predictions over a recorded episode, if it makes any; else nothing.

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from wm_collect.agent import Agent
 from wm_collect.clocks import Clock
@@ -147,13 +146,6 @@ class DreamerV3(Agent):
             raise ValueError("the evaluation has no trajectory; evaluate with record=True.")
         params = state.agent.learner.params
         draw_open_loop(params, episode.trajectory, path, config=self.config)
-
-    def ticks_done(self, state: RunState) -> int:
-        """Return the ticks behind a state: the rows each environment has emitted."""
-        rows = np.unique(np.asarray(state.agent.collector.rows))
-        if rows.size != 1:
-            raise ValueError(f"the seeds of a state must be equally far, got {rows.tolist()} rows.")
-        return int(rows[0]) // self.config.n_envs
 
     def resized(self, state: RunState, n_timesteps: int) -> RunState:
         """Return the state with its replay rings sized for a run that ends at `n_timesteps`."""

@@ -9,12 +9,12 @@ Source: danijar/dreamerv3@2411f7d, `dreamerv3/configs.yaml`.
 """
 
 import dataclasses
-import numbers
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from wm_collect.checks import check_count, check_positive, check_range
 from wm_collect.environment import EnvSpec
 from wm_numerics import TwoHot
 
@@ -217,8 +217,8 @@ def _check_settings(s: DreamerV3Settings) -> None:
         raise ValueError(f"model_size must be one of {known}, got {s.model_size!r}.")
     widths = s.widths()
     for name in ("units", "deter", "hidden"):
-        _check_count(name, widths[name], 1)
-    _check_count("classes", widths["classes"], 2)
+        check_count(name, widths[name], 1)
+    check_count("classes", widths["classes"], 2)
     for name in (
         "n_envs",
         "stoch",
@@ -234,21 +234,21 @@ def _check_settings(s: DreamerV3Settings) -> None:
         "replay_capacity",
         "action_repeat",
     ):
-        _check_count(name, getattr(s, name), 1)
+        check_count(name, getattr(s, name), 1)
     if widths["deter"] % s.blocks:
         raise ValueError(f"deter must be a multiple of blocks={s.blocks}, got {widths['deter']}.")
     # The critic's loss on replayed rows has one row less than the batch.
-    _check_count("batch_length", s.batch_length, 2)
-    _check_count("bins", s.bins, 3)
-    _check_count("warmup", s.warmup, 0)
+    check_count("batch_length", s.batch_length, 2)
+    check_count("bins", s.bins, 3)
+    check_count("warmup", s.warmup, 0)
     if s.episode_length is not None:
-        _check_count("episode_length", s.episode_length, 1)
+        check_count("episode_length", s.episode_length, 1)
     for name in ("unimix", "actor_unimix", "beta1", "beta2"):
-        _check_range(name, getattr(s, name), 0.0, 1.0, high_open=True)
+        check_range(name, getattr(s, name), 0.0, 1.0, high_open=True)
     for name in ("lam", "repval_lam"):
-        _check_range(name, getattr(s, name), 0.0, 1.0)
+        check_range(name, getattr(s, name), 0.0, 1.0)
     for name in ("slow_rate", "retnorm_rate"):
-        _check_range(name, getattr(s, name), 0.0, 1.0, low_open=True)
+        check_range(name, getattr(s, name), 0.0, 1.0, low_open=True)
     for name in (
         "free_nats",
         "dyn_scale",
@@ -262,19 +262,19 @@ def _check_settings(s: DreamerV3Settings) -> None:
         "actent",
         "slowreg",
     ):
-        _check_range(name, getattr(s, name), 0.0, float("inf"), high_open=True)
-    _check_range(
+        check_range(name, getattr(s, name), 0.0, float("inf"), high_open=True)
+    check_range(
         "return_horizon", s.return_horizon, 1.0, float("inf"), low_open=True, high_open=True
     )
     for name in ("train_ratio", "retnorm_limit", "minstd", "maxstd", "agc", "agc_pmin"):
-        _check_positive(name, getattr(s, name))
+        check_positive(name, getattr(s, name))
     if s.maxstd < s.minstd:
         raise ValueError(f"maxstd must be at least minstd={s.minstd}, got {s.maxstd}.")
     if not callable(s.learning_rate):
-        _check_positive("learning_rate", s.learning_rate)
+        check_positive("learning_rate", s.learning_rate)
     # A smaller eps is 0 on the device, and a zero gradient would become 0 / 0.
     smallest = float(np.finfo(np.float32).tiny)
-    _check_range("eps", s.eps, smallest, float("inf"), high_open=True)
+    check_range("eps", s.eps, smallest, float("inf"), high_open=True)
     rows_per_env = s.batch_length + -(-s.batch_size // s.n_envs)
     if s.replay_capacity < rows_per_env * s.n_envs:
         raise ValueError(
@@ -282,33 +282,3 @@ def _check_settings(s: DreamerV3Settings) -> None:
             f"and {rows_per_env - s.batch_length} more) x {s.n_envs} environment(s) = "
             f"{rows_per_env * s.n_envs}, got {s.replay_capacity}."
         )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _check_count(name: str, value: Any, minimum: int) -> None:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not (whole and int(value) >= minimum):
-        raise ValueError(f"{name} must be a whole number of at least {minimum}, got {value!r}.")
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if not (_is_number(value) and 0 < value < float("inf")):
-        raise ValueError(f"{name} must be a positive number, got {value!r}.")
-
-
-def _check_range(
-    name: str,
-    value: Any,
-    low: float,
-    high: float,
-    *,
-    low_open: bool = False,
-    high_open: bool = False,
-) -> None:
-    inside = _is_number(value) and (low < value or (value == low and not low_open))
-    if not (inside and (value < high or (value == high and not high_open))):
-        left, right = "(" if low_open else "[", ")" if high_open else "]"
-        raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}.")

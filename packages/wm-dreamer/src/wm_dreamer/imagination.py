@@ -28,9 +28,9 @@ from wm_dreamer.rssm import (
     Params,
     RSSMState,
     bounded_action,
-    core_hidden,
-    gated_update,
+    flat_rows,
     hidden_layer,
+    next_blocks,
     prior_logits,
     rms_silu,
     to_blocks,
@@ -144,9 +144,7 @@ def imagine(
             ],
             axis=-1,
         )
-        hidden = core_hidden(core, blocks, inputs @ core.shared + core.shared_bias[None])
-        gates = jnp.matmul(hidden, core.gates) + core.gates_bias
-        blocks = gated_update(gates, blocks)
+        blocks = next_blocks(core, blocks, inputs)
         deter = to_rows(blocks)
         from_deter = deter @ deter_kernel
         prior_hidden = rms_silu(from_deter[:, -w:] + prior["bias"][None], prior["scale"])
@@ -202,11 +200,11 @@ def _known_products_forward(
 def _known_products_backward(
     state: RSSMState, cotangents: list[jax.Array]
 ) -> tuple[list[Params], None, None]:
-    rows = [x.reshape(-1, x.shape[-1]) for x in cotangents]
+    rows = [flat_rows(x) for x in cotangents]
     # The narrow factor is transposed first: XLA's CPU product with a long contraction over the
     # leading axes of both factors runs at half the speed.
     columns = jax.lax.optimization_barrier(jnp.concatenate(rows, axis=1).T)
-    deter, stoch = (x.reshape(-1, x.shape[-1]) for x in state)
+    deter, stoch = (flat_rows(x) for x in state)
     kernels = jnp.concatenate([columns @ deter, columns @ stoch], axis=1).T
     layers, start = [], 0
     for one in rows:

@@ -23,7 +23,7 @@ from wm_dreamer.rssm import Params
 from wm_dreamer.update import LearnerState
 
 PREFIX = "agent/"
-DEFAULT_OBS_KEYS = ("vector",)
+DEFAULT_OBS_KEY = "vector"
 
 # Our layers of the recurrent model, and theirs.
 _RSSM = {
@@ -131,7 +131,7 @@ def to_reference(
         Names, with the leading `agent/`, to float32 arrays.
     """
     if obs_parts is None:
-        obs_parts = {DEFAULT_OBS_KEYS[0]: config.obs_dim}
+        obs_parts = {DEFAULT_OBS_KEY: config.obs_dim}
     tree = params if slow_critic is None else params | {"slow_critic": slow_critic}
     result = {}
     for entry in _entries(config, obs_parts, action_key, slow_critic is not None):

@@ -28,7 +28,7 @@ from wm_dreamer.config import DreamerV3Config
 from wm_dreamer.imagination import Imagined, imagine, known_products
 from wm_dreamer.noise import UpdateNoise
 from wm_dreamer.returns import lambda_return, replay_return
-from wm_dreamer.rssm import Observed, Params, RSSMState
+from wm_dreamer.rssm import Observed, Params, RSSMState, flat_rows
 from wm_numerics import ReturnNormalizer, ReturnNormalizerState, symlog
 
 # Squared errors below this count as zero, and so does their gradient.
@@ -160,7 +160,7 @@ def loss(
     """
     model = observe_rows(params, data, noise.posterior, config=config)
     observed = model.observed
-    starts = RSSMState(_rows(observed.deter), _rows(observed.stoch))
+    starts = RSSMState(flat_rows(observed.deter), flat_rows(observed.stoch))
     imagined = imagine(params, slow_critic, starts, noise, config=config)
     continues = 1 - data.is_terminal.reshape(-1).astype(jnp.float32)
     behavior = evaluate_imagined(params, slow_critic, imagined, continues, config=config)
@@ -169,7 +169,6 @@ def loss(
     retnorm = normalizer.update(retnorm, behavior.returns)
     advantage = (behavior.returns - behavior.value[:-1]) / normalizer.scale(retnorm)
 
-    two_hot = config.two_hot
     reconstruction, reward, cont, dyn, rep = world_model_terms(model, data, config=config)
     replay_logits, replay_slow_value = _replay_critics(params, slow_critic, model, config)
     replay_returns = replay_return(
@@ -181,13 +180,13 @@ def loss(
         lam=config.repval_lam,
     )
     used = replay_returns.size
-    replay_critic = two_hot.loss(replay_logits[:used], replay_returns.reshape(-1))
-    replay_critic += config.slowreg * two_hot.loss(replay_logits[:used], replay_slow_value[:used])
+    replay_critic = _critic_loss(
+        replay_logits[:used], replay_returns.reshape(-1), replay_slow_value[:used], config
+    )
 
     actor = behavior.policy.log_prob(imagined.action) * advantage
     actor += config.actent * behavior.policy.entropy()
-    critic = two_hot.loss(behavior.critic_logits, behavior.returns)
-    critic += config.slowreg * two_hot.loss(behavior.critic_logits, behavior.slow_value)
+    critic = _critic_loss(behavior.critic_logits, behavior.returns, behavior.slow_value, config)
     terms = Terms(
         reconstruction=reconstruction,
         reward=reward,
@@ -247,7 +246,7 @@ def observe_rows(
         config: sizes.
     """
     n_steps, batch = data.is_first.shape
-    embedding = networks.encode(params["encoder"], _rows(data.obs), config=config)
+    embedding = networks.encode(params["encoder"], flat_rows(data.obs), config=config)
     observed = rssm.observe(
         params["rssm"],
         data.start,
@@ -257,8 +256,8 @@ def observe_rows(
         noise,
         config=config,
     )
-    deter = _rows(observed.deter)
-    features = jnp.concatenate([deter, _rows(observed.stoch)], axis=-1)
+    deter = flat_rows(observed.deter)
+    features = jnp.concatenate([deter, flat_rows(observed.stoch)], axis=-1)
     return WorldModelOutputs(
         observed=observed,
         features=features,
@@ -279,7 +278,7 @@ def world_model_terms(
         data: the batch.
         config: discount and free nats.
     """
-    squared = jnp.square(model.obs - symlog(_rows(data.obs)))
+    squared = jnp.square(model.obs - symlog(flat_rows(data.obs)))
     squared = jnp.where(squared < RECONSTRUCTION_TOLERANCE, 0.0, squared)
     alive = config.gamma * (1 - data.is_terminal.reshape(-1).astype(jnp.float32))
     cont = alive * jax.nn.softplus(-model.cont) + (1 - alive) * jax.nn.softplus(model.cont)
@@ -326,15 +325,15 @@ def evaluate_imagined(
     actor_hidden, critic_hidden = known_products(
         layers, imagined.state, [imagined.actor, imagined.critic]
     )
-    outputs = networks.finish(actor, params["actor"], _rows(actor_hidden))
-    critic_logits = networks.finish(critic, params["critic"], _rows(critic_hidden))
-    slow_logits = networks.finish(critic, slow_critic, _rows(imagined.slow_critic))
+    outputs = networks.finish(actor, params["actor"], flat_rows(actor_hidden))
+    critic_logits = networks.finish(critic, params["critic"], flat_rows(critic_hidden))
+    slow_logits = networks.finish(critic, slow_critic, flat_rows(imagined.slow_critic))
     last_logits = networks.finish(critic, frozen["critic"], imagined.last_critic)
     reward_logits = networks.finish(
-        networks.reward_head(config), frozen["reward"], _rows(imagined.reward)
+        networks.reward_head(config), frozen["reward"], flat_rows(imagined.reward)
     )
     cont_logits = networks.finish(
-        networks.continue_head(config), frozen["continue"], _rows(imagined.cont)
+        networks.continue_head(config), frozen["continue"], flat_rows(imagined.cont)
     )
 
     reward = steps(two_hot.mean(reward_logits))
@@ -375,6 +374,14 @@ def sequences(batch: StreamBatch, *, config: DreamerV3Config) -> Sequences:
     )
 
 
+def _critic_loss(
+    logits: jax.Array, target: jax.Array, slow_value: jax.Array, config: DreamerV3Config
+) -> jax.Array:
+    """Return the cross-entropies to the target and to the slow critic's value, `[...]`."""
+    to_slow = config.two_hot.loss(logits, slow_value)
+    return config.two_hot.loss(logits, target) + config.slowreg * to_slow
+
+
 def _replay_critics(
     params: Params, slow_critic: Params, model: WorldModelOutputs, config: DreamerV3Config
 ) -> tuple[jax.Array, jax.Array]:
@@ -383,8 +390,3 @@ def _replay_critics(
     logits = networks.apply(critic, params["critic"], model.features)
     slow_logits = networks.apply(critic, slow_critic, jax.lax.stop_gradient(model.features))
     return logits, jax.lax.stop_gradient(config.two_hot.mean(slow_logits))
-
-
-def _rows(x: jax.Array) -> jax.Array:
-    """Return `[T, B, k]` as `[T·B, k]`."""
-    return x.reshape(-1, x.shape[-1])

@@ -177,6 +177,11 @@ def to_rows(blocks: jax.Array) -> jax.Array:
     return jnp.swapaxes(blocks, 0, 1).reshape(blocks.shape[1], -1)
 
 
+def flat_rows(x: jax.Array) -> jax.Array:
+    """Return `[T, B, k]` as `[T·B, k]`: products over rows want one axis of them."""
+    return x.reshape(-1, x.shape[-1])
+
+
 def core_hidden(core: Core, deter: jax.Array, shared: jax.Array) -> jax.Array:
     """Return the hidden layer of the core, `[G, N, D / G]`.
 
@@ -202,6 +207,19 @@ def gated_update(gates: jax.Array, deter: jax.Array) -> jax.Array:
     return update * candidate + (1 - update) * deter
 
 
+def next_blocks(core: Core, deter: jax.Array, inputs: jax.Array) -> jax.Array:
+    """Return the next deterministic state, `[G, N, D / G]`.
+
+    Args:
+        core: the parameters.
+        deter: previous deterministic state, `[G, N, D / G]`.
+        inputs: the three projections side by side, `[N, 3W]`.
+    """
+    shared = inputs @ core.shared + _like(core.shared_bias, inputs)
+    hidden = core_hidden(core, deter, shared)
+    return gated_update(jnp.matmul(hidden, core.gates) + core.gates_bias, deter)
+
+
 def core_step(params: Params, core: Core, state: RSSMState, action: jax.Array) -> jax.Array:
     """Return the next deterministic state `[N, D]`.
 
@@ -219,11 +237,7 @@ def core_step(params: Params, core: Core, state: RSSMState, action: jax.Array) -
         ],
         axis=-1,
     )
-    deter = to_blocks(state.deter, core.own.shape[0])
-    shared = inputs @ core.shared + _like(core.shared_bias, inputs)
-    hidden = core_hidden(core, deter, shared)
-    gates = jnp.matmul(hidden, core.gates) + core.gates_bias
-    return to_rows(gated_update(gates, deter))
+    return to_rows(next_blocks(core, to_blocks(state.deter, core.own.shape[0]), inputs))
 
 
 def prior_log_probs(params: Params, deter: jax.Array, *, config: DreamerV3Config) -> jax.Array:
@@ -434,14 +448,14 @@ def _scan(
         )
         hidden = core_hidden(core, blocks, inputs @ core.shared + added.hidden)
         gates = jnp.matmul(hidden, core.gates) + core.gates_bias + tap.gates
-        next_blocks = gated_update(gates, blocks)
-        next_deter = to_rows(next_blocks)
+        new_blocks = gated_update(gates, blocks)
+        next_deter = to_rows(new_blocks)
         posterior = rms_silu(next_deter @ weights.posterior + added.posterior, scales["posterior"])
         logits = affine(weights.logits, posterior) + tap.logits
         log_probs = _log_probs(logits, config)
         next_stoch, classes = one_hot_sample(log_probs, noise)
         next_stoch = next_stoch.reshape(batch, -1)
-        return (RSSMState(next_deter, next_stoch), next_blocks), (
+        return (RSSMState(next_deter, next_stoch), new_blocks), (
             Observed(next_deter, next_stoch, log_probs, classes),
             _LayerInputs(deter, stoch, inputs, hidden, posterior),
         )
@@ -483,20 +497,20 @@ def _recurrence_forward(
 def _recurrence_backward(config: DreamerV3Config, residuals: Any, cotangent: Observed) -> Any:
     pullback, inputs, deter = residuals
     scales, additive, taps = pullback(cotangent)
-    hidden = _rows(additive.hidden)
+    hidden = flat_rows(additive.hidden)
     gates = _block_rows(taps.gates)
     weights = _Weights(
         deter_in=_affine_gradient(inputs.deter, taps.deter_in),
         stoch_in=_affine_gradient(inputs.stoch, taps.stoch_in),
         own=_block_product(
-            to_blocks(_rows(inputs.deter), config.blocks), to_blocks(hidden, config.blocks)
+            to_blocks(flat_rows(inputs.deter), config.blocks), to_blocks(hidden, config.blocks)
         ),
-        shared=_rows(inputs.shared).T @ hidden,
+        shared=flat_rows(inputs.shared).T @ hidden,
         gates={
             "kernel": _block_product(_block_rows(inputs.hidden), gates),
             "bias": jnp.sum(gates, axis=1).reshape(-1),
         },
-        posterior=_rows(deter).T @ _rows(additive.posterior),
+        posterior=flat_rows(deter).T @ flat_rows(additive.posterior),
         logits=_affine_gradient(inputs.posterior, taps.logits),
     )
     return weights, scales, additive, None, None, None
@@ -522,18 +536,13 @@ _recurrence.defvjp(_recurrence_forward, _recurrence_backward)
 
 def _affine_gradient(x: jax.Array, cotangent: jax.Array) -> Params:
     """Return the gradients of `affine`'s parameters, summed over `[T, B]`."""
-    rows = _rows(cotangent)
-    return {"kernel": _rows(x).T @ rows, "bias": jnp.sum(rows, axis=0)}
+    rows = flat_rows(cotangent)
+    return {"kernel": flat_rows(x).T @ rows, "bias": jnp.sum(rows, axis=0)}
 
 
 def _block_product(x: jax.Array, cotangent: jax.Array) -> jax.Array:
     """Return per block Σ_n x_n·cotangent_nᵀ: `[G, N, i]`, `[G, N, o]` to `[G, i, o]`."""
     return jnp.matmul(jnp.swapaxes(x, 1, 2), cotangent)
-
-
-def _rows(x: jax.Array) -> jax.Array:
-    """Return `[T, B, k]` as `[T·B, k]`."""
-    return x.reshape(-1, x.shape[-1])
 
 
 def _block_rows(x: jax.Array) -> jax.Array:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from wm_collect.agent import Agent
 from wm_collect.clocks import Clock
@@ -124,13 +123,6 @@ class TDMPC2(Agent):
     def evaluator(self, n_episodes: int, *, record: bool = False) -> Callable[..., Evaluation]:
         """Return `evaluate(agent_state, key)`: the planner without noise on the executed action."""
         return make_evaluator(self.env, self.config, n_episodes, record=record)
-
-    def ticks_done(self, state: RunState) -> int:
-        """Return the ticks behind a state: the rows each environment has emitted."""
-        rows = np.unique(np.asarray(state.agent.collector.rows))
-        if rows.size != 1:
-            raise ValueError(f"the seeds of a state must be equally far, got {rows.tolist()} rows.")
-        return int(rows[0]) // self.config.n_envs
 
     def resized(self, state: RunState, n_timesteps: int) -> RunState:
         """Return the state with its replay ring sized for a run that ends at `n_timesteps`."""

@@ -10,10 +10,10 @@ Source: nicklashansen/tdmpc2@b67b21c, `config.yaml`, `common/__init__.py` (model
 """
 
 import dataclasses
-import numbers
 from collections.abc import Callable
 from typing import Any
 
+from wm_collect.checks import check_count, check_positive, check_range, is_number
 from wm_collect.environment import EnvSpec
 from wm_numerics import TwoHot
 
@@ -247,7 +247,7 @@ def resolve_config(settings: TDMPC2Settings, spec: EnvSpec) -> TDMPC2Config:
 
 def _check_settings(s: TDMPC2Settings) -> None:
     """Raise a `ValueError` for the first setting that no task could make valid."""
-    if not _is_number(s.model_size) or s.model_size not in MODEL_SIZES:
+    if not is_number(s.model_size) or s.model_size not in MODEL_SIZES:
         known = ", ".join(map(str, MODEL_SIZES))
         raise ValueError(f"model_size must be one of {known}, got {s.model_size!r}.")
     widths = s.widths()
@@ -265,11 +265,11 @@ def _check_settings(s: TDMPC2Settings) -> None:
         **widths,
     )
     for name, value in counts.items():
-        _check_count(name, value, 1)
+        check_count(name, value, 1)
     for name, optional in (("seed_steps", s.seed_steps), ("episode_length", s.episode_length)):
         if optional is not None:
-            _check_count(name, optional, 1)
-    _check_count("num_pi_trajs", s.num_pi_trajs, 0)
+            check_count(name, optional, 1)
+    check_count("num_pi_trajs", s.num_pi_trajs, 0)
     if widths["num_q"] < 2:
         raise ValueError(
             f"num_q must be at least 2, because values are combined over a pair of members, "
@@ -285,7 +285,7 @@ def _check_settings(s: TDMPC2Settings) -> None:
             f"latent_dim must be a multiple of simnorm_dim={s.simnorm_dim}, "
             f"got {widths['latent_dim']}."
         )
-    _check_count("num_bins", s.num_bins, 3)
+    check_count("num_bins", s.num_bins, 3)
     if s.num_elites > s.num_samples:
         raise ValueError(
             f"num_elites must be between 1 and num_samples={s.num_samples}, got {s.num_elites}."
@@ -295,19 +295,19 @@ def _check_settings(s: TDMPC2Settings) -> None:
             f"num_pi_trajs must be below num_samples={s.num_samples}, so that some candidates "
             f"are sampled, got {s.num_pi_trajs}."
         )
-    _check_range("dropout", s.dropout, 0.0, 1.0, high_open=True)
-    _check_range("rho", s.rho, 0.0, 1.0, low_open=True)
-    _check_range("tau", s.tau, 0.0, 1.0, low_open=True)
+    check_range("dropout", s.dropout, 0.0, 1.0, high_open=True)
+    check_range("rho", s.rho, 0.0, 1.0, low_open=True)
+    check_range("tau", s.tau, 0.0, 1.0, low_open=True)
     if s.gamma is not None:
-        _check_range("gamma", s.gamma, 0.0, 1.0, low_open=True)
-    _check_range("discount_min", s.discount_min, 0.0, 1.0)
-    _check_range("discount_max", s.discount_max, 0.0, 1.0)
+        check_range("gamma", s.gamma, 0.0, 1.0, low_open=True)
+    check_range("discount_min", s.discount_min, 0.0, 1.0)
+    check_range("discount_max", s.discount_max, 0.0, 1.0)
     if s.discount_min > s.discount_max:
         raise ValueError(
             f"discount_min must be at most discount_max={s.discount_max}, got {s.discount_min}."
         )
     if not callable(s.learning_rate):
-        _check_positive("learning_rate", s.learning_rate)
+        check_positive("learning_rate", s.learning_rate)
     for name in (
         "vmax",
         "grad_clip_norm",
@@ -317,7 +317,7 @@ def _check_settings(s: TDMPC2Settings) -> None:
         "updates_per_step",
         "temperature",
     ):
-        _check_positive(name, getattr(s, name))
+        check_positive(name, getattr(s, name))
     for name in (
         "enc_lr_scale",
         "consistency_coef",
@@ -325,9 +325,9 @@ def _check_settings(s: TDMPC2Settings) -> None:
         "value_coef",
         "entropy_coef",
     ):
-        _check_range(name, getattr(s, name), 0.0, float("inf"), high_open=True)
+        check_range(name, getattr(s, name), 0.0, float("inf"), high_open=True)
     for name in ("log_std_min", "log_std_max"):
-        _check_range(
+        check_range(
             name, getattr(s, name), -float("inf"), float("inf"), low_open=True, high_open=True
         )
     if s.max_std < s.min_std:
@@ -336,33 +336,3 @@ def _check_settings(s: TDMPC2Settings) -> None:
         raise ValueError(
             f"log_std_max must be above log_std_min={s.log_std_min}, got {s.log_std_max}."
         )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _check_count(name: str, value: Any, minimum: int) -> None:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not (whole and int(value) >= minimum):
-        raise ValueError(f"{name} must be a whole number of at least {minimum}, got {value!r}.")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (_is_number(value) and 0 < value < float("inf")):
-        raise ValueError(f"{name} must be a positive number, got {value!r}.")
-
-
-def _check_range(
-    name: str,
-    value: float,
-    low: float,
-    high: float,
-    *,
-    low_open: bool = False,
-    high_open: bool = False,
-) -> None:
-    inside = _is_number(value) and (low < value or (value == low and not low_open))
-    if not (inside and (value < high or (value == high and not high_open))):
-        left, right = "(" if low_open else "[", ")" if high_open else "]"
-        raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}.")

@@ -1,13 +1,14 @@
-"""What the agents share on the host: training, resuming and evaluating behind one small class.
+"""What the agents share on the host: training, resuming and evaluating behind two small classes.
 
 An agent package subclasses `Agent`, says how its settings become an `Algorithm`, and inherits
-`train`, `evaluate` and the use of run folders.
+`train`, `evaluate` and the use of run folders. `Trainer` is the part of it that needs no
+environment, for agents that learn from data.
 """
 
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from wm_collect.checkpoint import Checkpoints
 from wm_collect.clocks import Clock
 from wm_collect.compile_cache import enable_compile_cache, quiet_xla
 from wm_collect.environment import Environment
-from wm_collect.evaluate import Evaluation
+from wm_collect.evaluate import Evaluate, Evaluation, TaskEvaluations
 from wm_collect.extensions import PHASES, check_extensions
 from wm_collect.loop import Algorithm, RunState, init_run
 from wm_collect.progress import RunProgress
@@ -51,24 +52,24 @@ class Frequencies:
         return cls(log=log or period(_LOG_ROWS), eval=evaluate, save=save or evaluate)
 
 
-class Agent(abc.ABC):
-    """A world-model agent on one environment.
+class Trainer(abc.ABC):
+    """An agent as far as training goes: it has functions for the training loop, and a clock.
 
     Attributes:
         name: what messages call it.
-        env: the environment it trains on.
         extensions: the extensions it runs, see `wm_collect.extensions`.
-        predicts_observations: whether its model predicts what it will observe, and
-            `draw_predictions` shows it.
     """
 
     name: str
     supported_extension_phases: tuple[str, ...] = PHASES
-    predicts_observations: bool = False
 
-    def __init__(self, env: Environment, extensions: Sequence[Any]) -> None:
-        self.env = env
+    def __init__(self, extensions: Sequence[Any]) -> None:
         self.extensions = check_extensions(extensions, self.supported_extension_phases, self.name)
+
+    @property
+    @abc.abstractmethod
+    def subject(self) -> str:
+        """What it is trained on, for titles."""
 
     @property
     @abc.abstractmethod
@@ -80,39 +81,34 @@ class Agent(abc.ABC):
         """Return the functions of a run that ends at `n_timesteps`, its replay sized for it."""
 
     @abc.abstractmethod
-    def evaluator(self, n_episodes: int, *, record: bool = False) -> Callable[..., Evaluation]:
-        """Return `evaluate(agent_state, key) -> Evaluation`, for one seed."""
+    def evaluation(self, n_episodes: int) -> Evaluate | TaskEvaluations:
+        """Return what measures one seed's state by `n_episodes` episodes (of each task)."""
 
     @abc.abstractmethod
-    def resized(self, state: RunState, n_timesteps: int) -> RunState:
-        """Return the state with its replay sized for a run that ends at `n_timesteps`."""
+    def ticks_done(self, state: RunState) -> int:
+        """Return the ticks behind a state.
+
+        Raises:
+            ValueError: the seeds of the state are not equally far.
+        """
 
     @abc.abstractmethod
     def describe(self) -> dict[str, str]:
         """Return what there is to know before a run, as label and text."""
 
-    def ticks_done(self, state: RunState) -> int:
-        """Return the ticks behind a state: the rows each environment's collector has emitted.
+    @property
+    def shared(self) -> Any:
+        """Data that the updates of all seeds read, see `wm_collect.loop.make_chunk`; None for none.
 
-        Raises:
-            ValueError: the seeds of the state are not equally far.
+        Returns:
+            Any pytree of arrays.
         """
-        collector = state.agent.collector
-        rows = np.unique(np.asarray(collector.rows))
-        if rows.size != 1:
-            raise ValueError(f"the seeds of a state must be equally far, got {rows.tolist()} rows.")
-        n_envs = collector.is_last.shape[-1]
-        return int(rows[0]) // n_envs
+        return None
 
-    def draw_predictions(self, state: RunState, episode: Evaluation, path: Path) -> None:
-        """Draw the model's predictions over a recorded episode, if it makes any; else nothing.
-
-        Args:
-            state: a state without a seed axis.
-            episode: an evaluation with `record=True`.
-            path: picture to write.
-        """
-        return
+    def resized(self, state: RunState, n_timesteps: int) -> RunState:
+        """Return the state with its replay sized for a run that ends at `n_timesteps`."""
+        del n_timesteps
+        return state
 
     def train(
         self,
@@ -179,7 +175,7 @@ class Agent(abc.ABC):
         shown = RunProgress(
             total,
             start=self.clock.timestep(start_tick),
-            title=f"{self.name} on {self.env.spec.env_id}",
+            title=f"{self.name} on {self.subject}",
             enabled=progress,
         )
         with quiet_xla(), shown:
@@ -191,9 +187,10 @@ class Agent(abc.ABC):
                 log_every=frequencies.log,
                 extensions=self.extensions,
                 initial=initial_state,
+                shared=self.shared,
                 start_tick=start_tick,
                 log_state=log_state,
-                evaluate=self.evaluator(num_episode_test) if num_episode_test else None,
+                evaluate=self.evaluation(num_episode_test) if num_episode_test else None,
                 eval_every=frequencies.eval,
                 checkpoints=checkpoints,
                 save_every=frequencies.save,
@@ -231,6 +228,56 @@ class Agent(abc.ABC):
         keys = randomness.seed_keys(seed)
         return jax.eval_shape(jax.vmap(start) if keys.ndim else start, keys)
 
+
+class Agent(Trainer):
+    """A world-model agent on one environment.
+
+    Attributes:
+        env: the environment it trains on.
+        predicts_observations: whether its model predicts what it will observe, and
+            `draw_predictions` shows it.
+    """
+
+    predicts_observations: bool = False
+
+    def __init__(self, env: Environment, extensions: Sequence[Any]) -> None:
+        super().__init__(extensions)
+        self.env = env
+
+    @abc.abstractmethod
+    def evaluator(self, n_episodes: int, *, record: bool = False) -> Evaluate:
+        """Return `evaluate(agent_state, key) -> Evaluation`, for one seed."""
+
+    @property
+    def subject(self) -> str:
+        """The environment's id."""
+        return self.env.spec.env_id
+
+    def evaluation(self, n_episodes: int) -> Evaluate:
+        """Return `evaluator(n_episodes)`."""
+        return self.evaluator(n_episodes)
+
+    def ticks_done(self, state: RunState) -> int:
+        """Return the ticks behind a state: the rows each environment's collector has emitted.
+
+        Raises:
+            ValueError: the seeds of the state are not equally far.
+        """
+        collector = state.agent.collector
+        rows = same_count(collector.rows, "rows")
+        n_envs = collector.is_last.shape[-1]
+        return rows // n_envs
+
+    def draw_predictions(self, state: RunState, episode: Evaluation, path: Path) -> None:
+        """Draw the model's predictions over a recorded episode, if it makes any; else nothing.
+
+        Args:
+            state: a state without a seed axis.
+            episode: an evaluation with `record=True`.
+            path: picture to write.
+        """
+        return
+
     def evaluate(
         self, state: RunState, *, n_episodes: int = 10, seed: int = 0, record: bool = False
     ) -> Evaluation:
@@ -246,3 +293,15 @@ class Agent(abc.ABC):
         run = jax.jit(self.evaluator(n_episodes, record=record))
         with quiet_xla():
             return jax.block_until_ready(run(state.agent, jax.random.key(seed)))
+
+
+def same_count(counts: Any, what: str) -> int:
+    """Return how far a state is, from a count that all of its seeds must share.
+
+    Raises:
+        ValueError: the seeds of the state are not equally far.
+    """
+    values = np.unique(np.asarray(counts))
+    if values.size != 1:
+        raise ValueError(f"the seeds of a state must be equally far, got {values.tolist()} {what}.")
+    return int(values[0])

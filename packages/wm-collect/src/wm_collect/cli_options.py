@@ -177,14 +177,22 @@ def parse(command: AgentCommand, args: list[str]) -> Any:
         | Annotated[Plot, tyro.conf.subcommand("plot")]
         | Annotated[Info, tyro.conf.subcommand("info")]
     )
+    with settings_registry(command.settings):
+        return tyro.cli(commands, args=args, prog=command.prog, config=(tyro.conf.OmitArgPrefixes,))
+
+
+def settings_registry(settings: type) -> tyro.constructors.ConstructorRegistry:
+    """Return tyro's rules for a settings class, to be entered around `tyro.cli`.
+
+    Schedules are Python callables; on the command line a learning rate is a number.
+    """
     registry = tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule
     def learning_rate(
         info: tyro.constructors.PrimitiveTypeInfo,
     ) -> tyro.constructors.PrimitiveConstructorSpec | None:
-        # Schedules are Python callables; on the command line a learning rate is a number.
-        if info.type is not _callable_or_float(command.settings):
+        if info.type is not _callable_or_float(settings):
             return None
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
@@ -194,8 +202,7 @@ def parse(command: AgentCommand, args: list[str]) -> Any:
             str_from_instance=lambda value: [str(value)],
         )
 
-    with registry:
-        return tyro.cli(commands, args=args, prog=command.prog, config=(tyro.conf.OmitArgPrefixes,))
+    return registry
 
 
 def _callable_or_float(settings: type) -> Any:

@@ -6,7 +6,7 @@ these things where the uninterrupted run does them, with the same numbers.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,16 +17,13 @@ from wm_collect import extensions as ext
 from wm_collect import metrics, programs, randomness
 from wm_collect.checkpoint import Checkpoints
 from wm_collect.clocks import Clock
-from wm_collect.evaluate import Evaluation
+from wm_collect.evaluate import Evaluate, TaskEvaluations
 from wm_collect.failures import TrainingInterrupted, check_counters, check_finite
 from wm_collect.interrupt import StopRequest, wait_until_ready
 from wm_collect.loop import Algorithm, RunState
 from wm_collect.pace import Pace
 from wm_collect.progress import RunProgress
 from wm_collect.sinks import Sink
-
-Evaluate = Callable[[Any, jax.Array], Evaluation]
-"""`evaluate(agent_state, key) -> Evaluation`, traced into one program, for one seed."""
 
 _TRAINING = "training"
 # A tick with this many updates cannot be cut, so it is announced.
@@ -42,9 +39,10 @@ def train(
     log_every: int,
     extensions: Sequence[Any] = (),
     initial: RunState | None = None,
+    shared: Any = None,
     start_tick: int = 0,
     log_state: Mapping[str, Any] | None = None,
-    evaluate: Evaluate | None = None,
+    evaluate: Evaluate | TaskEvaluations | None = None,
     eval_every: int | None = None,
     checkpoints: Checkpoints | None = None,
     save_every: int | None = None,
@@ -71,6 +69,8 @@ def train(
         log_every: timesteps between log rows.
         extensions: extension objects; see `wm_collect.extensions`.
         initial: the state to go on from; None starts a fresh run. Its buffers are consumed.
+        shared: data that all seeds read in their updates, see `wm_collect.loop.make_chunk`; None
+            for an agent that has none.
         start_tick: absolute tick of `initial`. Log rows and checkpoints of later ticks, left by a
             run that went further, are removed.
         log_state: what a checkpoint's metadata hold under this name: the sums since the last row.
@@ -100,7 +100,7 @@ def train(
     progress = progress or RunProgress(clock.timestep(stop_tick), enabled=False)
     seed_keys = randomness.seed_keys(seeds)
     compiled, run_state = programs.prepare(
-        algorithm, extensions, evaluate, seed_keys, initial, max_chunk_ticks, progress
+        algorithm, extensions, evaluate, seed_keys, initial, max_chunk_ticks, progress, shared
     )
     if start_tick > 0:
         for sink in sinks:
@@ -114,6 +114,7 @@ def train(
         seeds=seeds,
         seed_keys=seed_keys,
         run_state=run_state,
+        shared=shared,
         tick=start_tick,
         stop_tick=stop_tick,
         periods={name: every for name, every in periods.items() if every is not None},
@@ -146,6 +147,7 @@ class _Run:
         seeds: int | Sequence[int],
         seed_keys: jax.Array,
         run_state: RunState,
+        shared: Any,
         tick: int,
         stop_tick: int,
         periods: dict[str, int],
@@ -162,6 +164,7 @@ class _Run:
         self.seeds = list(seeds) if isinstance(seeds, Sequence) else None
         self.seed_keys = seed_keys
         self.run_state = run_state
+        self.shared = shared
         self.tick = tick
         self.stop_tick = stop_tick
         self.periods = periods
@@ -203,7 +206,7 @@ class _Run:
         self._announce_chunk(start, stop)
         began = time.monotonic()
         self.run_state, report = self.compiled.chunk(
-            self.run_state, self.seed_keys, jnp.int32(start), jnp.int32(stop)
+            self.run_state, self.seed_keys, jnp.int32(start), jnp.int32(stop), self.shared
         )
         wait_until_ready(report.trained_finite)
         report = jax.device_get(report)
@@ -253,7 +256,7 @@ class _Run:
         self.window = metrics.MetricWindow.empty(self.algorithm.metric_names, self.seed_keys.shape)
         if evaluate and self.compiled.evaluation is not None:
             self.progress.set_phase("evaluating")
-            row |= self._evaluate(self.compiled.evaluation)
+            row |= self.compiled.evaluation(self.run_state, self.seed_keys, jnp.int32(self.tick))
             self.progress.set_phase(_TRAINING)
         row[metrics.ELAPSED] = time.monotonic() - self.began
         self.series.append(row)
@@ -263,12 +266,6 @@ class _Run:
         self.progress.log_row(plain)
         measured = metrics.TRAIN_RETURN if self.compiled.evaluation is None else metrics.EVAL_RETURN
         return plain.get(measured)
-
-    def _evaluate(self, evaluation: Callable[..., dict[str, jax.Array]]) -> dict[str, np.ndarray]:
-        measured = evaluation(self.run_state, self.seed_keys, jnp.int32(self.tick))
-        for value in measured.values():
-            wait_until_ready(value)
-        return jax.device_get(measured)
 
     def _log_state(self) -> dict[str, Any]:
         return {"window": self.window.to_plain(), "elapsed": time.monotonic() - self.began}

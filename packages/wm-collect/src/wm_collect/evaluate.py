@@ -1,10 +1,12 @@
 """Evaluation of a policy: one episode in each of E fresh environments, all stepped together."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from wm_collect.collector import Policy
 from wm_collect.environment import Environment, as_typed_key
@@ -62,6 +64,24 @@ class _Progress:
     episode_return: jax.Array
     episode_length: jax.Array
     trajectory: Trajectory | None
+
+
+Evaluate = Callable[[Any, jax.Array], Evaluation]
+"""`evaluate(agent_state, key) -> Evaluation`, traced into one program, for one seed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskEvaluations:
+    """How an agent of several tasks is measured: each task by its own program.
+
+    Attributes:
+        tasks: the evaluation of each task, by name.
+        summary: `summary({task: mean return}) -> {name: value}`, further numbers for the log row,
+            of values that lead with a seed axis where there is one.
+    """
+
+    tasks: Mapping[str, Evaluate]
+    summary: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
 def evaluate_policy(

@@ -46,7 +46,8 @@ class Algorithm:
         collect: `collect(state, tick, key) -> (state, EpisodeRecord)`: emits and stores the
             tick's rows. `tick` is the absolute index, int32 `[]` without a seed axis.
         update: `update(state, tick, key) -> (state, metrics)`: one update of the whole agent.
-            `metrics` has exactly the names in `metric_names`, each a scalar.
+            `metrics` has exactly the names in `metric_names`, each a scalar. In a run with shared
+            data it is called as `update(state, tick, key, shared)`.
         updates_before: `updates_before(tick) -> count`: the updates made at ticks 0 to `tick − 1`
             of a run, in closed form and non-decreasing. It is called with traced int32 scalars
             and, on the host, with Python integers.
@@ -64,7 +65,7 @@ class Algorithm:
     name: str
     init: Callable[[jax.Array], Any]
     collect: Callable[[Any, jax.Array, jax.Array], tuple[Any, EpisodeRecord]]
-    update: Callable[[Any, jax.Array, jax.Array], tuple[Any, dict[str, jax.Array]]]
+    update: Callable[..., tuple[Any, dict[str, jax.Array]]]
     updates_before: Callable[[Any], Any]
     metric_names: tuple[str, ...]
     n_envs: int
@@ -164,10 +165,12 @@ def make_chunk(
 ) -> jax.stages.Wrapped:
     """Return the jitted function that advances a run from tick `start` to tick `stop`.
 
-    `chunk(run_state, seed_keys, start, stop) -> (run_state, report)` runs the ticks `start` to
-    `stop − 1`. It consumes the state given to it (its buffers are donated). `start` and `stop`
+    `chunk(run_state, seed_keys, start, stop, shared) -> (run_state, report)` runs the ticks `start`
+    to `stop − 1`. It consumes the state given to it (its buffers are donated). `start` and `stop`
     are int32 scalars with `stop − start <= max_chunk_ticks`; they are traced, so every chunk
-    length shares one compiled program.
+    length shares one compiled program. `shared` is data that all seeds read and nobody changes, for
+    example a dataset, or None: an argument without a seed axis, so it is neither copied per seed
+    nor a constant of the program.
 
     Args:
         algorithm: the agent's functions.
@@ -184,13 +187,13 @@ def make_chunk(
     extensions = ext.check_extensions(extensions, algorithm.supported_phases, algorithm.name)
 
     def chunk(
-        run_state: RunState, seed_key: jax.Array, start: jax.Array, stop: jax.Array
+        run_state: RunState, seed_key: jax.Array, start: jax.Array, stop: jax.Array, shared: Any
     ) -> tuple[RunState, ChunkReport]:
         def advance(
             tick: jax.Array, carry: tuple[RunState, TickRecords]
         ) -> tuple[RunState, TickRecords]:
             run_state, records = carry
-            run_state, record = _tick(algorithm, extensions, run_state, seed_key, tick)
+            run_state, record = _tick(algorithm, extensions, run_state, seed_key, tick, shared)
             records = jax.tree.map(
                 lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, tick - start, 0),
                 records,
@@ -209,7 +212,7 @@ def make_chunk(
         return run_state, report
 
     if seeds_batched:
-        chunk = jax.vmap(chunk, in_axes=(0, 0, None, None))
+        chunk = jax.vmap(chunk, in_axes=(0, 0, None, None, None))
     return jax.jit(chunk, donate_argnums=0)
 
 
@@ -249,6 +252,7 @@ def _tick(
     run_state: RunState,
     seed_key: jax.Array,
     tick: jax.Array,
+    shared: Any,
 ) -> tuple[RunState, TickRecords]:
     """Collect one row per environment at `tick`, then make the tick's updates."""
     key = randomness.tick_key(seed_key, tick)
@@ -260,12 +264,15 @@ def _tick(
 
     first_update = jnp.asarray(algorithm.updates_before(tick), jnp.int32)
     n_updates = algorithm.n_updates(tick)
+    reading = () if shared is None else (shared,)
 
     def update(
         carry: tuple[RunState, dict[str, jax.Array]], j: jax.Array
     ) -> tuple[RunState, dict[str, jax.Array]]:
         run_state, sums = carry
-        agent, metrics = algorithm.update(run_state.agent, tick, jax.random.fold_in(update_key, j))
+        agent, metrics = algorithm.update(
+            run_state.agent, tick, jax.random.fold_in(update_key, j), *reading
+        )
         _check_metric_names(algorithm, metrics)
         agent, carries = ext.apply_post_update(
             extensions,

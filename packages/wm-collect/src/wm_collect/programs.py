@@ -9,15 +9,18 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from wm_collect import extensions as ext
 from wm_collect import metrics, randomness
 from wm_collect.compile_cache import count_compilations
-from wm_collect.evaluate import Evaluation
+from wm_collect.evaluate import Evaluate, Evaluation, TaskEvaluations
+from wm_collect.interrupt import wait_until_ready
 from wm_collect.loop import (
     Algorithm,
     ChunkReport,
@@ -39,24 +42,25 @@ class Programs:
 
     Attributes:
         chunk: see `wm_collect.loop.make_chunk`.
-        evaluation: `evaluation(run_state, seed_keys, tick) -> {name: [] or [S]}`, or None if there
-            is nothing to evaluate.
+        evaluation: `evaluation(run_state, seed_keys, tick) -> {name: [] or [S]}`, called on the
+            host; None if there is nothing to evaluate.
         trained_names: names of the leaves behind `ChunkReport.trained_finite`.
     """
 
     chunk: Callable[..., tuple[RunState, ChunkReport]]
-    evaluation: Callable[..., dict[str, jax.Array]] | None
+    evaluation: Callable[..., dict[str, Any]] | None
     trained_names: tuple[str, ...]
 
 
 def prepare(
     algorithm: Algorithm,
     extensions: Sequence[Any],
-    evaluate: Callable[[Any, jax.Array], Evaluation] | None,
+    evaluate: Evaluate | TaskEvaluations | None,
     seed_keys: jax.Array,
     initial: RunState | None,
     max_chunk_ticks: int,
     progress: RunProgress,
+    shared: Any = None,
 ) -> tuple[Programs, RunState]:
     """Compile a run's programs, and make its initial state if none is given.
 
@@ -68,6 +72,7 @@ def prepare(
         initial: the state of a resumed run.
         max_chunk_ticks: the longest chunk.
         progress: where the compilations are announced.
+        shared: data that all seeds read in their updates, see `wm_collect.loop.make_chunk`.
 
     Returns:
         The programs, and the state to start from.
@@ -85,15 +90,15 @@ def prepare(
     chunk = make_chunk(
         algorithm, extensions, max_chunk_ticks=max_chunk_ticks, seeds_batched=seeds_batched
     )
-    evaluation = _evaluation(extensions, evaluate, seeds_batched)
+    evaluations = _evaluations(extensions, evaluate, seeds_batched)
 
     progress.set_phase("tracing the programs")
     template = jax.eval_shape(init, seed_keys)
     if initial is not None:
         check_same_form(initial, template)
-    lowered = {_CHUNK: chunk.lower(template, seed_keys, tick, tick)}
-    if evaluation is not None:
-        lowered[_EVALUATION] = evaluation.lower(template, seed_keys, tick)
+    lowered = {_CHUNK: chunk.lower(template, seed_keys, tick, tick, shared)}
+    for name, evaluation in evaluations.items():
+        lowered[name] = evaluation.lower(template, seed_keys, tick)
     if initial is None:
         lowered[_INIT] = init.lower(seed_keys)
     compiled = _compile(lowered, progress)
@@ -103,7 +108,8 @@ def prepare(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[seed_keys.ndim :], leaf.dtype), template.agent
     )
     names = trained_names(algorithm, one_seed)
-    programs = Programs(compiled[_CHUNK], compiled.get(_EVALUATION), names)
+    run_evaluations = {name: compiled[name] for name in evaluations}
+    programs = Programs(compiled[_CHUNK], _merged(run_evaluations, evaluate), names)
     return programs, initial
 
 
@@ -128,42 +134,94 @@ def check_same_form(state: Any, template: Any) -> None:
             )
 
 
-def _evaluation(
-    extensions: Sequence[Any],
-    evaluate: Callable[[Any, jax.Array], Evaluation] | None,
-    seeds_batched: bool,
-) -> Any:
-    """Return the jitted evaluation, or None if neither the agent nor an extension has one."""
+def _evaluations(
+    extensions: Sequence[Any], evaluate: Evaluate | TaskEvaluations | None, seeds_batched: bool
+) -> dict[str, Any]:
+    """Return the jitted evaluations by the names messages call them, none if there are none."""
     reporting = any("eval_metrics" in ext.implemented_phases(e) for e in extensions)
-    if evaluate is None and not reporting:
+
+    def jitted(measure: Callable[..., dict[str, jax.Array]]) -> Any:
+        def evaluation(
+            run_state: RunState, seed_key: jax.Array, tick: jax.Array
+        ) -> dict[str, jax.Array]:
+            return measure(run_state, randomness.evaluation_key(seed_key, tick))
+
+        return jax.jit(jax.vmap(evaluation, in_axes=(0, 0, None)) if seeds_batched else evaluation)
+
+    def added(run_state: RunState, key: jax.Array) -> dict[str, jax.Array]:
+        return _extension_metrics(extensions, run_state, key)
+
+    if isinstance(evaluate, TaskEvaluations):
+        programs = {
+            f"evaluation of {task}": jitted(partial(_measure_task, measure, i, task))
+            for i, (task, measure) in enumerate(evaluate.tasks.items())
+        }
+        return programs | ({_EVALUATION: jitted(added)} if reporting else {})
+    if evaluate is None:
+        return {_EVALUATION: jitted(added)} if reporting else {}
+
+    def whole(run_state: RunState, key: jax.Array) -> dict[str, jax.Array]:
+        measured = evaluate(run_state.agent, jax.random.fold_in(key, randomness.EVALUATE))
+        return _summary(measured) | added(run_state, key)
+
+    return {_EVALUATION: jitted(whole)}
+
+
+def _summary(measured: Evaluation, suffix: str = "") -> dict[str, jax.Array]:
+    return {
+        metrics.EVAL_RETURN + suffix: jnp.mean(measured.episode_return),
+        metrics.EVAL_STD + suffix: jnp.std(measured.episode_return),
+        metrics.EVAL_LENGTH + suffix: jnp.mean(measured.episode_length.astype(jnp.float32)),
+    }
+
+
+def _measure_task(
+    measure: Evaluate, index: int, task: str, run_state: RunState, key: jax.Array
+) -> dict[str, jax.Array]:
+    """Measure one task of several; its episodes are drawn by its place among them."""
+    key = jax.random.fold_in(jax.random.fold_in(key, randomness.EVALUATE), index)
+    return _summary(measure(run_state.agent, key), f"/{task}")
+
+
+def _extension_metrics(
+    extensions: Sequence[Any], run_state: RunState, key: jax.Array
+) -> dict[str, jax.Array]:
+    added = ext.evaluation_metrics(
+        extensions,
+        run_state.agent,
+        run_state.extensions,
+        jax.random.fold_in(key, randomness.EVAL_METRICS),
+    )
+    for name, value in added.items():
+        if jnp.ndim(value) != 0:
+            raise ValueError(
+                f"the evaluation metric {name} of an extension must be a scalar, got shape "
+                f"{jnp.shape(value)}: reduce it, for example with its mean."
+            )
+    return {metrics.metric_key(name, "Eval"): jnp.asarray(v) for name, v in added.items()}
+
+
+def _merged(
+    compiled: dict[str, Any], evaluate: Evaluate | TaskEvaluations | None
+) -> Callable[..., dict[str, Any]] | None:
+    """Return the host's evaluation: all programs, one after the other, and their summary."""
+    if not compiled:
         return None
 
-    def evaluation(
-        run_state: RunState, seed_key: jax.Array, tick: jax.Array
-    ) -> dict[str, jax.Array]:
-        key = randomness.evaluation_key(seed_key, tick)
-        row: dict[str, jax.Array] = {}
-        if evaluate is not None:
-            measured = evaluate(run_state.agent, jax.random.fold_in(key, randomness.EVALUATE))
-            row[metrics.EVAL_RETURN] = jnp.mean(measured.episode_return)
-            row[metrics.EVAL_STD] = jnp.std(measured.episode_return)
-            row[metrics.EVAL_LENGTH] = jnp.mean(measured.episode_length.astype(jnp.float32))
-        added = ext.evaluation_metrics(
-            extensions,
-            run_state.agent,
-            run_state.extensions,
-            jax.random.fold_in(key, randomness.EVAL_METRICS),
-        )
-        for name, value in added.items():
-            if jnp.ndim(value) != 0:
-                raise ValueError(
-                    f"the evaluation metric {name} of an extension must be a scalar, got shape "
-                    f"{jnp.shape(value)}: reduce it, for example with its mean."
-                )
-            row[metrics.metric_key(name, "Eval")] = jnp.asarray(value)
+    def evaluation(run_state: RunState, seed_keys: jax.Array, tick: jax.Array) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        for program in compiled.values():
+            measured = program(run_state, seed_keys, tick)
+            for value in measured.values():
+                wait_until_ready(value)
+            row |= jax.device_get(measured)
+        if isinstance(evaluate, TaskEvaluations):
+            returns = {task: row[f"{metrics.EVAL_RETURN}/{task}"] for task in evaluate.tasks}
+            row |= {metrics.EVAL_RETURN: np.mean(list(returns.values()), axis=0)}
+            row |= evaluate.summary(returns)
         return row
 
-    return jax.jit(jax.vmap(evaluation, in_axes=(0, 0, None)) if seeds_batched else evaluation)
+    return evaluation
 
 
 def _compile(lowered: dict[str, Any], progress: RunProgress) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a user sees of a run: its description before, its pictures and its summary after."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wm_collect import metrics
-from wm_collect.agent import Agent
+from wm_collect.agent import Trainer
 from wm_collect.curves import plot_learning_curve
 from wm_collect.environment import Environment
 from wm_collect.evaluate import Evaluation
@@ -32,9 +33,26 @@ def print_description(description: Mapping[str, str], *, title: str) -> None:
     Console(highlight=False).print(table)
 
 
-def draw_run(agent: Agent, folder: RunFolder) -> None:
+def departures(settings: Any, paper: Any) -> dict[str, str]:
+    """Return a line for a description that names every setting that is not the paper's.
+
+    Args:
+        settings: the settings of a run, a dataclass.
+        paper: the paper's, of the same class.
+    """
+    changed = []
+    for field in dataclasses.fields(paper):
+        value, default = getattr(settings, field.name), getattr(paper, field.name)
+        if value != default:
+            # A blank of the paper's settings follows from the model size or the task.
+            stated = "" if default is None else f" (paper: {default})"
+            changed.append(f"{field.name} {value}{stated}")
+    return {"departures": ", ".join(changed) or "none: the paper's hyperparameters"}
+
+
+def draw_run(agent: Trainer, folder: RunFolder) -> None:
     """Draw the learning curve of a run folder."""
-    title = f"{agent.name} on {agent.env.spec.env_id}"
+    title = f"{agent.name} on {agent.subject}"
     plot_learning_curve(folder.metrics_jsonl, folder.learning_curve, title)
 
 

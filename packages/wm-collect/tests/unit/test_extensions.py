@@ -94,8 +94,8 @@ def finished_run():
     start = jax.jit(lambda key: init_run(counting_agent(), extensions, key))(key)
     before = jax.device_get(start)
     chunk = make_chunk(counting_agent(), extensions, max_chunk_ticks=10, seeds_batched=False)
-    run_state, _ = chunk(start, key, jnp.int32(0), jnp.int32(4))
-    run_state, _ = chunk(run_state, key, jnp.int32(4), jnp.int32(10))
+    run_state, _ = chunk(start, key, jnp.int32(0), jnp.int32(4), None)
+    run_state, _ = chunk(run_state, key, jnp.int32(4), jnp.int32(10), None)
     return extensions, before, run_state
 
 

@@ -53,7 +53,7 @@ class Program:
         """Run from cut to cut; return the last state and the records of all ticks in one piece."""
         state, pieces = self.init(self.keys), []
         for start, stop in itertools.pairwise(cuts):
-            state, report = self.chunk(state, self.keys, jnp.int32(start), jnp.int32(stop))
+            state, report = self.chunk(state, self.keys, jnp.int32(start), jnp.int32(stop), None)
             axis = self.keys.ndim
             pieces.append(
                 jax.tree.map(
@@ -190,7 +190,7 @@ def big_chunk(seeds_batched):
     if seeds_batched:
         keys, start = jnp.stack([keys, jax.random.key(1)]), jax.vmap(start)
     chunk = make_chunk(algorithm, (), max_chunk_ticks=8, seeds_batched=seeds_batched)
-    return chunk.trace(jax.eval_shape(start, keys), keys, jnp.int32(0), jnp.int32(0))
+    return chunk.trace(jax.eval_shape(start, keys), keys, jnp.int32(0), jnp.int32(0), None)
 
 
 @pytest.mark.parametrize("seeds_batched", [False, True], ids=["one-seed", "seed-list"])
@@ -214,7 +214,7 @@ def test_an_update_must_report_the_declared_metrics():
     )
     state = jax.eval_shape(lambda k: init_run(counting_agent(), (), k), jax.random.key(0))
     with pytest.raises(ValueError, match=r"declares the metrics \['drawn'\].*reports"):
-        chunk.lower(state, jax.random.key(0), jnp.int32(0), jnp.int32(0))
+        chunk.lower(state, jax.random.key(0), jnp.int32(0), jnp.int32(0), None)
 
 
 def test_a_chunk_of_no_ticks_is_refused():

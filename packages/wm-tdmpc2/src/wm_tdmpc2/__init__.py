@@ -8,6 +8,7 @@ from importlib.metadata import version
 from wm_tdmpc2.agent import TDMPC2
 from wm_tdmpc2.config import (
     MODEL_SIZES,
+    ModelSettings,
     TDMPC2Config,
     TDMPC2Settings,
     default_seed_steps,
@@ -16,7 +17,8 @@ from wm_tdmpc2.config import (
 )
 from wm_tdmpc2.noise import PlanNoise, UpdateNoise, draw_plan_noise, draw_update_noise
 from wm_tdmpc2.planner import PlanOutput, plan
-from wm_tdmpc2.schedule import Schedule
+from wm_tdmpc2.schedule import RowSchedule, Schedule, schedule_of
+from wm_tdmpc2.task_context import TaskContext
 from wm_tdmpc2.train import TDMPC2State, planning_policy
 from wm_tdmpc2.update import Batch, LearnerState, init_learner, update
 
@@ -27,12 +29,15 @@ __all__ = [
     "TDMPC2",
     "Batch",
     "LearnerState",
+    "ModelSettings",
     "PlanNoise",
     "PlanOutput",
+    "RowSchedule",
     "Schedule",
     "TDMPC2Config",
     "TDMPC2Settings",
     "TDMPC2State",
+    "TaskContext",
     "UpdateNoise",
     "default_seed_steps",
     "discount",
@@ -42,5 +47,6 @@ __all__ = [
     "plan",
     "planning_policy",
     "resolve_config",
+    "schedule_of",
     "update",
 ]

@@ -12,18 +12,24 @@ from wm_collect.environment import make_env
 from wm_collect.evaluate import Evaluation
 from wm_collect.loop import Algorithm, RunState
 from wm_tdmpc2.config import LearningRate, TDMPC2Settings, resolve_config
-from wm_tdmpc2.networks import init_params
-from wm_tdmpc2.schedule import Schedule
-from wm_tdmpc2.train import NAME, episode_buffer, make_algorithm, make_evaluator
+from wm_tdmpc2.networks import parameter_counts
+from wm_tdmpc2.schedule import schedule_of
+from wm_tdmpc2.train import NAME, make_algorithm, make_evaluator, replay_of
 
 
 class TDMPC2(Agent):
-    """TD-MPC2 on one continuous-control task with episodes of fixed length.
+    """TD-MPC2 on one continuous-control task.
 
     Learns a latent model of the task and plans with it at every step. Follows the code behind the
     paper's numbers (nicklashansen/tdmpc2@b67b21c); `docs/deviations.md` lists every departure.
 
     Paper protocol on DeepMind Control tasks: `model_size=5, action_repeat=2`.
+
+    Episodes have a fixed length; a task that terminates is refused, unless `episodic=True`. The
+    agent then also learns where episodes terminate, in the way of the original's later code
+    (nicklashansen/tdmpc2@e9f5932), and `n_timesteps` counts rows: one per agent step and one per
+    reset, over all environments. For terminating tasks the later code also uses `rho=0.7,
+    discount_max=0.99`.
 
     Args:
         env_id: id of a Gymnax, Brax or MuJoCo Playground environment, a registered name, or an
@@ -41,6 +47,8 @@ class TDMPC2(Agent):
     Attributes:
         settings: the arguments as given.
         config: the settings resolved for the task, as the pure functions take them.
+        env_id: as given, or the name of the environment object.
+        env_params: as given.
     """
 
     name = NAME
@@ -89,6 +97,8 @@ class TDMPC2(Agent):
         temperature: float = 0.5,
         episode_length: int | None = None,
         action_repeat: int = 1,
+        episodic: bool = False,
+        termination_coef: float = 1.0,
         env_params: Any = None,
         terminates: bool | None = None,
         extensions: Sequence[Any] = (),
@@ -104,21 +114,27 @@ class TDMPC2(Agent):
             terminates=terminates,
         )
         super().__init__(env, extensions)
+        self.env_id = env_id if isinstance(env_id, str) else env.spec.env_id
+        self.env_params = env_params
         self.config = resolve_config(self.settings, env.spec)
-        self.schedule = Schedule.of(self.config)
+        self.schedule = schedule_of(self.config)
 
     @property
     def clock(self) -> Clock:
-        """Environment steps, and frames: steps times the action repeat."""
+        """Environment steps, and frames: steps times the action repeat.
+
+        Rows instead of steps if the agent is episodic, reset rows included.
+        """
         repeat = self.env.spec.action_repeat
         return Clock(
-            timestep=self.schedule.env_steps_before,
-            env_frames=lambda tick: self.schedule.env_steps_before(tick) * repeat,
+            timestep=self.schedule.timesteps_before,
+            env_frames=lambda tick: self.schedule.timesteps_before(tick) * repeat,
+            unit="rows" if self.config.episodic else "env steps",
         )
 
     def algorithm(self, n_timesteps: int) -> Algorithm:
         """Return the functions of a run that ends at `n_timesteps`, its replay sized for it."""
-        return make_algorithm(self.env, self.config, episode_buffer(self.config, n_timesteps))
+        return make_algorithm(self.env, self.config, replay_of(self.config, n_timesteps))
 
     def evaluator(self, n_episodes: int, *, record: bool = False) -> Callable[..., Evaluation]:
         """Return `evaluate(agent_state, key)`: the planner without noise on the executed action."""
@@ -126,54 +142,52 @@ class TDMPC2(Agent):
 
     def resized(self, state: RunState, n_timesteps: int) -> RunState:
         """Return the state with its replay ring sized for a run that ends at `n_timesteps`."""
-        new = episode_buffer(self.config, n_timesteps)
+        new: Any = replay_of(self.config, n_timesteps)
         held = state.agent.buffer
-        n_rounds = held.reward.shape[-3]
-        if n_rounds == new.n_rounds:
+        # The size that depends on the run: rows per environment, or rounds of episodes.
+        size, axis, ndim = ("capacity", -1, 2) if self.config.episodic else ("n_rounds", -3, 3)
+        held_size = held.reward.shape[axis]
+        if held_size == getattr(new, size):
             return state
-        old = dataclasses.replace(new, n_rounds=n_rounds)
+        old = dataclasses.replace(new, **{size: held_size})
         next_tick = self.ticks_done(state)
 
         def adopt(buffer_state: Any) -> Any:
             return new.adopt(old, buffer_state, next_tick)
 
-        batched = held.reward.ndim > 3
+        batched = held.reward.ndim > ndim
         resized = (jax.vmap(adopt) if batched else adopt)(held)
         return dataclasses.replace(state, agent=dataclasses.replace(state.agent, buffer=resized))
 
     def replay_bytes_per_seed(self, n_timesteps: int) -> int:
-        """Return the bytes of one seed's replay in a run of `n_timesteps` environment steps."""
-        return episode_buffer(self.config, n_timesteps).bytes
+        """Return the bytes of one seed's replay in a run of `n_timesteps`."""
+        return replay_of(self.config, n_timesteps).bytes
 
     def parameter_counts(self) -> dict[str, int]:
         """Return the learnable parameters of each network and in `total` (target Q excluded)."""
-        wm, pi = jax.eval_shape(lambda k: init_params(k, config=self.config), jax.random.key(0))
-
-        def count(tree: Any) -> int:
-            return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-        counts = {name: count(tree) for name, tree in wm.items()} | {"policy": count(pi)}
-        return counts | {"total": sum(counts.values())}
+        return parameter_counts(self.config)
 
     def describe(self) -> dict[str, str]:
         """Return what there is to know before a run, as label and text."""
         c, spec, counts = self.config, self.env.spec, self.parameter_counts()
         parts = ", ".join(f"{name} {n:,}" for name, n in counts.items() if name != "total")
+        unit = "row" if c.episodic else "step"
         capacity_mb = self.replay_bytes_per_seed(c.buffer_size) / 1e6
         return {
             "environment": f"{spec.env_id} ({spec.backend}), observation {spec.obs_dim}, "
             f"action {spec.action_dim}",
-            "episode": f"{spec.episode_length} agent steps of {spec.action_repeat} simulator "
-            "step(s), fixed length",
+            "episode": f"{'up to ' if c.episodic else ''}{spec.episode_length} agent steps of "
+            f"{spec.action_repeat} simulator step(s), "
+            + ("terminations are learned" if c.episodic else "fixed length"),
             "parameters": f"{counts['total']:,} ({parts})",
             "widths": f"encoder {c.enc_dim}, hidden {c.mlp_dim}, latent {c.latent_dim}, "
             f"{c.num_q} Q networks",
             "discount": f"{c.gamma:g}",
-            "schedule": f"{c.n_envs} environment(s); {c.seed_steps:,} random steps, then "
+            "schedule": f"{c.n_envs} environment(s); {c.seed_steps:,} random {unit}s, then "
             f"{c.seed_steps:,} updates at once, then {self.schedule.updates_per_tick} update(s) "
-            f"per {c.n_envs} step(s)",
+            f"per {c.n_envs} {unit}(s)",
             "planner": f"{c.iterations} iterations of {c.num_samples} candidates "
             f"({c.num_pi_trajs} from the policy), {c.num_elites} elites, horizon {c.horizon}",
-            "replay": f"{capacity_mb:,.1f} MB per seed when {c.buffer_size:,} steps are held; "
+            "replay": f"{capacity_mb:,.1f} MB per seed when {c.buffer_size:,} {unit}s are held; "
             "a shorter run holds less",
         }

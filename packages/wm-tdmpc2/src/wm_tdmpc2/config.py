@@ -1,7 +1,8 @@
 """The settings a user gives, and the resolved configuration that the pure functions take.
 
 `TDMPC2Settings` is the flat surface: hyperparameters with the paper's defaults, `None` where a
-value follows from the model size or the task. `resolve_config` checks them against a task and
+value follows from the model size or the task; `ModelSettings` is the part of it that does not
+depend on how the data are collected. `resolve_config` checks them against a task and
 fills every blank; the result, `TDMPC2Config`, is frozen and hashable and is passed as a static
 argument to every function of the package.
 
@@ -37,16 +38,14 @@ SEED_EPISODES = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TDMPC2Settings:
-    """Hyperparameters of TD-MPC2, with the paper's defaults.
+class ModelSettings:
+    """Hyperparameters of the networks, their training and the planner, with the paper's defaults.
 
-    The paper's DeepMind Control protocol is `model_size=5, action_repeat=2,
-    episode_length=1000`. Sizes, bins, horizon and population counts are static: changing one
-    compiles a new program.
+    They are the same for the agents that collect their own data and for those that learn from a
+    dataset. Sizes, bins, horizon and population counts are static: changing one compiles a new
+    program.
     """
 
-    n_envs: int = 1
-    """Environments collected in lockstep; the reference has one."""
     model_size: int = 5
     """Preset of widths, in millions of parameters: 1, 5, 19, 48 or 317."""
     enc_dim: int | None = None
@@ -95,14 +94,6 @@ class TDMPC2Settings:
     """Upper end of the policy's log standard deviation."""
     batch_size: int = 256
     """Slices per update."""
-    buffer_size: int = 1_000_000
-    """Replay capacity in environment steps; clamped to the run's length."""
-    seed_steps: int | None = None
-    """Random environment steps before learning; None is max(1000, 5 episodes)."""
-    updates_per_step: float = 1.0
-    """Updates per environment step after the seed phase."""
-    gamma: float | None = None
-    """Discount; None follows from the episode length (see discount_denom)."""
     discount_denom: int = 5
     """f = episode length / discount_denom; gamma = (f - 1) / f, clamped."""
     discount_min: float = 0.95
@@ -123,20 +114,50 @@ class TDMPC2Settings:
     """Upper clamp, and the deviation each decision starts from."""
     temperature: float = 0.5
     """Elite score is exp(temperature * (value - best)): an inverse temperature."""
-    episode_length: int | None = None
-    """Episode length in simulator steps; None is the environment's own."""
-    action_repeat: int = 1
-    """Simulator steps per agent step; rewards are summed."""
 
     def __post_init__(self) -> None:
         """Check every value that can be judged without knowing the task."""
-        _check_settings(self)
+        _check_model(self)
 
     def widths(self) -> dict[str, int]:
         """Return the network widths: the preset's, where no explicit width overrides it."""
         preset = MODEL_SIZES[self.model_size]
         explicit = {name: getattr(self, name) for name in preset}
         return {name: preset[name] if v is None else v for name, v in explicit.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TDMPC2Settings(ModelSettings):
+    """Hyperparameters of TD-MPC2, with the paper's defaults.
+
+    The paper's DeepMind Control protocol is `model_size=5, action_repeat=2,
+    episode_length=1000`.
+    """
+
+    n_envs: int = 1
+    """Environments collected in lockstep; the reference has one."""
+    buffer_size: int = 1_000_000
+    """Replay capacity in environment steps; clamped to the run's length."""
+    seed_steps: int | None = None
+    """Random environment steps before learning; None is max(1000, 5 episodes)."""
+    updates_per_step: float = 1.0
+    """Updates per environment step after the seed phase."""
+    gamma: float | None = None
+    """Discount; None follows from the episode length (see discount_denom)."""
+    episode_length: int | None = None
+    """Episode length in simulator steps; None is the environment's own."""
+    action_repeat: int = 1
+    """Simulator steps per agent step; rewards are summed."""
+    episodic: bool = False
+    """Learn a task whose episodes may terminate: predict and mask terminations; timesteps are rows,
+    one per agent step and one per reset."""
+    termination_coef: float = 1.0
+    """Weight of the termination loss of an episodic agent."""
+
+    def __post_init__(self) -> None:
+        """Check every value that can be judged without knowing the task."""
+        super().__post_init__()
+        _check_collection(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,7 +173,11 @@ class TDMPC2Config(TDMPC2Settings):
     action_dim: int
     """Action width."""
     agent_episode_length: int
-    """T, the episode length in agent steps."""
+    """T, the episode length in agent steps; the longest, if episodes may terminate."""
+    n_tasks: int = 0
+    """Tasks with an embedding each; 0 for the agent of a single task, which has none."""
+    task_dim: int = 0
+    """D, the width of a task's embedding."""
     enc_dim: int
     mlp_dim: int
     latent_dim: int
@@ -200,10 +225,11 @@ def resolve_config(settings: TDMPC2Settings, spec: EnvSpec) -> TDMPC2Config:
             f"TD-MPC2 plans over continuous actions, but {spec.env_id} has {spec.action_dim} "
             "discrete actions; use DreamerV3 for it, or a task with a Box action space."
         )
-    if spec.terminates:
+    if spec.terminates and not settings.episodic:
         raise ValueError(
             f"TD-MPC2 needs episodes of fixed length, but {spec.env_id} may terminate early; "
-            "choose a task that never terminates, or pass terminates=False if this one does not."
+            "set episodic=True to learn terminations too, choose a task that never terminates, or "
+            "pass terminates=False if this one does not."
         )
     length = spec.episode_length
     if settings.horizon > length:
@@ -229,9 +255,6 @@ def resolve_config(settings: TDMPC2Settings, spec: EnvSpec) -> TDMPC2Config:
             minimum=settings.discount_min,
             maximum=settings.discount_max,
         )
-    iterations = settings.iterations
-    if spec.action_dim >= WIDE_ACTION_DIM:
-        iterations += WIDE_ACTION_EXTRA_ITERATIONS
     values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
     values |= settings.widths()
     values |= {
@@ -240,35 +263,35 @@ def resolve_config(settings: TDMPC2Settings, spec: EnvSpec) -> TDMPC2Config:
         "agent_episode_length": length,
         "gamma": float(gamma),
         "seed_steps": seed_steps,
-        "iterations": iterations,
+        "iterations": planner_iterations(settings, spec.action_dim),
     }
     return TDMPC2Config(**values)
 
 
-def _check_settings(s: TDMPC2Settings) -> None:
+def planner_iterations(settings: ModelSettings, action_dim: int) -> int:
+    """Return the planner's iterations for actions of `action_dim`: 2 more from 20 on."""
+    extra = WIDE_ACTION_EXTRA_ITERATIONS if action_dim >= WIDE_ACTION_DIM else 0
+    return settings.iterations + extra
+
+
+def _check_model(s: ModelSettings) -> None:
     """Raise a `ValueError` for the first setting that no task could make valid."""
     if not is_number(s.model_size) or s.model_size not in MODEL_SIZES:
         known = ", ".join(map(str, MODEL_SIZES))
         raise ValueError(f"model_size must be one of {known}, got {s.model_size!r}.")
     widths = s.widths()
     counts = dict(
-        n_envs=s.n_envs,
         simnorm_dim=s.simnorm_dim,
         horizon=s.horizon,
         batch_size=s.batch_size,
-        buffer_size=s.buffer_size,
         iterations=s.iterations,
         num_samples=s.num_samples,
         num_elites=s.num_elites,
-        action_repeat=s.action_repeat,
         discount_denom=s.discount_denom,
         **widths,
     )
     for name, value in counts.items():
         check_count(name, value, 1)
-    for name, optional in (("seed_steps", s.seed_steps), ("episode_length", s.episode_length)):
-        if optional is not None:
-            check_count(name, optional, 1)
     check_count("num_pi_trajs", s.num_pi_trajs, 0)
     if widths["num_q"] < 2:
         raise ValueError(
@@ -298,8 +321,6 @@ def _check_settings(s: TDMPC2Settings) -> None:
     check_range("dropout", s.dropout, 0.0, 1.0, high_open=True)
     check_range("rho", s.rho, 0.0, 1.0, low_open=True)
     check_range("tau", s.tau, 0.0, 1.0, low_open=True)
-    if s.gamma is not None:
-        check_range("gamma", s.gamma, 0.0, 1.0, low_open=True)
     check_range("discount_min", s.discount_min, 0.0, 1.0)
     check_range("discount_max", s.discount_max, 0.0, 1.0)
     if s.discount_min > s.discount_max:
@@ -314,7 +335,6 @@ def _check_settings(s: TDMPC2Settings) -> None:
         "pi_eps",
         "min_std",
         "max_std",
-        "updates_per_step",
         "temperature",
     ):
         check_positive(name, getattr(s, name))
@@ -336,3 +356,16 @@ def _check_settings(s: TDMPC2Settings) -> None:
         raise ValueError(
             f"log_std_max must be above log_std_min={s.log_std_min}, got {s.log_std_max}."
         )
+
+
+def _check_collection(s: TDMPC2Settings) -> None:
+    """Raise a `ValueError` for the first setting of collection that no task could make valid."""
+    for name in ("n_envs", "buffer_size", "action_repeat"):
+        check_count(name, getattr(s, name), 1)
+    for name in ("seed_steps", "episode_length"):
+        if getattr(s, name) is not None:
+            check_count(name, getattr(s, name), 1)
+    if s.gamma is not None:
+        check_range("gamma", s.gamma, 0.0, 1.0, low_open=True)
+    check_positive("updates_per_step", s.updates_per_step)
+    check_range("termination_coef", s.termination_coef, 0.0, float("inf"), high_open=True)

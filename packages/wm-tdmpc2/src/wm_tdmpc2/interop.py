@@ -62,7 +62,7 @@ def from_reference(
     Raises:
         ValueError: entries are missing, unknown or of another shape; the sentence names them.
     """
-    arrays = _paper_names({k: np.asarray(v) for k, v in state_dict.items()})
+    arrays = paper_names({k: np.asarray(v) for k, v in state_dict.items()})
     templates = _templates(config)
     entries = list(_entries(config))
     expected = {e.name: _reference_shape(_get(templates[e.group], e.path), e) for e in entries}
@@ -133,9 +133,13 @@ def load_reference(
 def _entries(config: TDMPC2Config) -> Iterator[_Entry]:
     """Yield every tensor, in the order of the reference's `state_dict`."""
     hidden = config.num_enc_layers - 1
+    if config.n_tasks:
+        yield _Entry("_task_emb.weight", "wm", ("task_emb",), False)
     yield from _latent_entries("_encoder.state", "encoder", hidden)
     yield from _latent_entries("_dynamics", "dynamics", 2)
     yield from _head_entries("_reward", "wm", ("reward",))
+    if config.episodic:
+        yield from _head_entries("_termination", "wm", ("termination",))
     yield from _head_entries("_pi", "pi", ())
     for prefix, group, path in (("_Qs", "wm", ("q",)), ("_target_Qs", "target_q", ())):
         for i, entry in enumerate(_head_entries(prefix, group, path)):
@@ -169,7 +173,7 @@ def _head_entries(prefix: str, group: str, path: tuple[str, ...]) -> Iterator[_E
     yield from _layer_entries(f"{prefix}.2", group, (*path, "out"), None)
 
 
-def _paper_names(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def paper_names(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Drop bookkeeping entries and spell the Q ensemble the paper-era way."""
     suffixes = ("weight", "bias", "ln.weight", "ln.bias")
     renamed = {}

@@ -26,7 +26,11 @@ from wm_tdmpc2.config import TDMPC2Config
 Params = Any  # nested dictionaries of arrays
 
 WEIGHT_STD = 0.02
+TASK_EMB_RANGE = 0.02
 NORM_EPS = 1e-5
+
+# What the key is folded with for the parts that not every agent has.
+_TERMINATION, _TASK_EMB = 5, 6
 
 
 def apply(module: nn.Module, params: Params, x: jax.Array, method: str = "__call__") -> jax.Array:
@@ -110,20 +114,30 @@ def policy_module(config: TDMPC2Config) -> NormedMLP:
     return _mlp((config.mlp_dim, config.mlp_dim), 2 * config.action_dim)
 
 
+def termination_module(config: TDMPC2Config) -> NormedMLP:
+    """Return the termination head, `[..., Z]` to a logit `[..., 1]`; its last layer is not zero.
+
+    Source: nicklashansen/tdmpc2@e9f5932, common/world_model.py, `WorldModel.__init__`.
+    """
+    return _mlp((config.mlp_dim, config.mlp_dim), 1)
+
+
 def init_params(key: jax.Array, *, config: TDMPC2Config) -> tuple[Params, Params]:
     """Return fresh world-model and policy parameters; `key` is consumed.
 
     Weights are N(0, 0.02²), biases 0, normalisation scales 1; the last weight of reward and Q
-    networks is 0.
+    networks is 0. Task embeddings are uniform in [−0.02, 0.02].
 
     Returns:
         World model `{"encoder", "dynamics", "reward", "q"}` (q with leading member axis `[Nq]`),
-        and the policy prior.
+        with "termination" if `config.episodic` and "task_emb" `[n_tasks, D]` if there are several
+        tasks; and the policy prior.
     """
     k_enc, k_dyn, k_rew, k_pi, k_q = jax.random.split(key, 5)
-    obs = jnp.zeros((config.obs_dim,))
-    z = jnp.zeros((config.latent_dim,))
-    za = jnp.zeros((config.latent_dim + config.action_dim,))
+    # Every network takes the task's embedding after its first operand.
+    obs = jnp.zeros((config.obs_dim + config.task_dim,))
+    z = jnp.zeros((config.latent_dim + config.task_dim,))
+    za = jnp.zeros((config.latent_dim + config.task_dim + config.action_dim,))
 
     def init(module: nn.Module, k: jax.Array, x: jax.Array) -> Params:
         return module.init(k, x)["params"]
@@ -136,13 +150,41 @@ def init_params(key: jax.Array, *, config: TDMPC2Config) -> tuple[Params, Params
             jax.random.split(k_q, config.num_q)
         ),
     }
+    if config.episodic:
+        k_termination = jax.random.fold_in(key, _TERMINATION)
+        world_model["termination"] = init(termination_module(config), k_termination, z)
+    if config.n_tasks:
+        world_model["task_emb"] = jax.random.uniform(
+            jax.random.fold_in(key, _TASK_EMB),
+            (config.n_tasks, config.task_dim),
+            minval=-TASK_EMB_RANGE,
+            maxval=TASK_EMB_RANGE,
+        )
     return world_model, init(policy_module(config), k_pi, z)
+
+
+def parameter_counts(config: TDMPC2Config) -> dict[str, int]:
+    """Return the learnable parameters of each network and in `total` (target Q excluded)."""
+    wm, pi = jax.eval_shape(lambda k: init_params(k, config=config), jax.random.key(0))
+
+    def count(tree: Params) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+    counts = {name: count(tree) for name, tree in wm.items()} | {"policy": count(pi)}
+    return counts | {"total": sum(counts.values())}
 
 
 def first_linear(params: Params) -> tuple[jax.Array, jax.Array]:
     """Return kernel `[(Nq,) I, M]` and bias `[(Nq,) M]` of a network's first layer."""
     layer = params.get("trunk", params)["linear_0"]
     return layer["kernel"], layer["bias"]
+
+
+def with_first_linear(params: Params, kernel: jax.Array, bias: jax.Array) -> Params:
+    """Return a network's parameters with another first layer."""
+    if "trunk" in params:
+        return {**params, "trunk": with_first_linear(params["trunk"], kernel, bias)}
+    return {**params, "linear_0": {"kernel": kernel, "bias": bias}}
 
 
 def joint_linear(networks: Sequence[Params]) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:

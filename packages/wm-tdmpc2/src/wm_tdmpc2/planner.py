@@ -12,6 +12,7 @@ and final latent are computed once, and only its terminal value is drawn anew.
 Source: nicklashansen/tdmpc2@b67b21c, tdmpc2.py, `act`, `plan`, `_estimate_value`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -29,6 +30,7 @@ from wm_tdmpc2.networks import (
     value_module,
 )
 from wm_tdmpc2.noise import PlanNoise
+from wm_tdmpc2.task_context import TaskContext, bind_task, renormalised
 
 WEIGHT_EPS = 1e-9
 
@@ -64,6 +66,7 @@ def plan(
     *,
     config: TDMPC2Config,
     eval_mode: bool,
+    task: TaskContext | None = None,
 ) -> PlanOutput:
     """Choose an action for one environment; vmap over environments.
 
@@ -71,6 +74,12 @@ def plan(
     exp(temperature (V − max V)); the deviation starts at `max_std` in every decision and the mean
     at the previous one shifted by a step. The executed action is the first action of an elite
     drawn by weight, plus noise unless `eval_mode`.
+
+    An episodic agent predicts terminations: with c_t = 1 once a latent up to z_t was predicted
+    terminal (probability above ½), reward t counts (1 − c_t) and the final value (1 − c_H).
+
+    With several tasks, actions are 0 in the dimensions that the task does not have. Its embedding
+    is read renormalised, but the table stays as it is.
 
     Args:
         wm_params: world-model parameters.
@@ -81,14 +90,34 @@ def plan(
         noise: the draws, see `draw_plan_noise`.
         config: static configuration.
         eval_mode: leave out the noise on the executed action (everything else stays random).
+        task: the task this environment is of; None for the agent of a single task.
 
     Returns:
         The action, the new mean, and the iterations' trace.
     """
+    gamma: float | jax.Array = config.gamma
+    mask = None
+    if task is not None:
+        table = renormalised(wm_params["task_emb"], task.task)
+        wm_params, pi_params = bind_task(
+            wm_params,
+            pi_params,
+            table[task.task],
+            obs_dim=config.obs_dim,
+            latent_dim=config.latent_dim,
+        )
+        gamma, mask = task.discount, task.action_mask
+
+    def masked(x: jax.Array) -> jax.Array:
+        return x if mask is None else x * jnp.broadcast_to(mask, x.shape)
+
+    def sample_policy(z: jax.Array, eps: jax.Array) -> jax.Array:
+        return world_model.pi(pi_params, z, eps, config=config, action_mask=mask).action
+
     z = world_model.encode(wm_params, obs, config=config)
     model = _LatentStep.of(wm_params, config)
-    pi_actions = _policy_trajectories(wm_params, pi_params, z, noise.traj_eps, config=config)
-    pi_return, pi_last_z = _rollout(model, z, pi_actions)
+    pi_actions = _policy_trajectories(wm_params, sample_policy, z, noise.traj_eps, config=config)
+    pi_rollout = _rollout(model, z, pi_actions, gamma)
 
     shifted = jnp.concatenate([prev_mean[1:], jnp.zeros_like(prev_mean[:1])])
     mean = jnp.where(t0, jnp.zeros_like(prev_mean), shifted)
@@ -97,15 +126,18 @@ def plan(
     def iterate(carry: FourArrays, draws: FourArrays) -> tuple[FourArrays, tuple[jax.Array, ...]]:
         mean, std, _, _ = carry
         mppi_eps, terminal_eps, q_pair, dropout_key = draws
-        sampled = jnp.clip(mean[:, None] + std[:, None] * mppi_eps, -1, 1)
-        sampled_return, sampled_last_z = _rollout(model, z, sampled)
-        last_z = jnp.concatenate([pi_last_z, sampled_last_z])
-        last_action = world_model.pi(pi_params, last_z, terminal_eps, config=config).action
+        sampled = masked(jnp.clip(mean[:, None] + std[:, None] * mppi_eps, -1, 1))
+        sampled_rollout = _rollout(model, z, sampled, gamma)
+        last_z = jnp.concatenate([pi_rollout.last_z, sampled_rollout.last_z])
+        last_action = sample_policy(last_z, terminal_eps)
         terminal = world_model.q_pair(
             wm_params["q"], last_z, last_action, q_pair, dropout_key, config=config
         )
-        value = jnp.concatenate([pi_return, sampled_return])
-        value = value + config.gamma**config.horizon * jnp.mean(terminal, axis=0)
+        value = jnp.concatenate([pi_rollout.reward_sum, sampled_rollout.reward_sum])
+        last_value = gamma**config.horizon * jnp.mean(terminal, axis=0)
+        if config.episodic:
+            last_value = jnp.concatenate([pi_rollout.alive, sampled_rollout.alive]) * last_value
+        value = value + last_value
         value = jnp.nan_to_num(value, nan=0.0)
 
         elite_value, elite_idx = jax.lax.top_k(value, config.num_elites)
@@ -114,9 +146,9 @@ def plan(
         score = jnp.exp(config.temperature * (elite_value - elite_value[0]))
         score = score / jnp.sum(score)
         weight = (score / (jnp.sum(score) + WEIGHT_EPS))[None, :, None]
-        mean = jnp.sum(weight * elites, axis=1)
+        mean = masked(jnp.sum(weight * elites, axis=1))
         variance = jnp.sum(weight * jnp.square(elites - mean[:, None]), axis=1)
-        std = jnp.clip(jnp.sqrt(variance), config.min_std, config.max_std)
+        std = masked(jnp.clip(jnp.sqrt(variance), config.min_std, config.max_std))
         return (mean, std, elites[0], score), (value, elite_idx, score, mean, std)
 
     first_actions = jnp.zeros((config.num_elites, config.action_dim))
@@ -139,6 +171,7 @@ def plan(
 class _LatentStep(NamedTuple):
     """One latent step of many candidates: reward and next latent, first layers shared."""
 
+    wm_params: Params
     dynamics: Params
     reward: Params
     kernel: jax.Array  # [Z + A, 2 M], dynamics then reward
@@ -148,7 +181,7 @@ class _LatentStep(NamedTuple):
     @classmethod
     def of(cls, wm_params: Params, config: TDMPC2Config) -> "_LatentStep":
         kernel, bias, _ = joint_linear([wm_params["dynamics"], wm_params["reward"]])
-        return cls(wm_params["dynamics"], wm_params["reward"], kernel, bias, config)
+        return cls(wm_params, wm_params["dynamics"], wm_params["reward"], kernel, bias, config)
 
     def first(self, z: jax.Array, action: jax.Array) -> jax.Array:
         """Return the first layers' output at one common latent `[Z]` for actions `[N, A]`."""
@@ -168,24 +201,42 @@ class _LatentStep(NamedTuple):
         return self.config.two_hot.mean(logits), next_z
 
 
-def _rollout(model: _LatentStep, z: jax.Array, actions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the discounted reward sums `[N]` and last latents `[N, Z]` of sequences `[H, N, A]`.
+class _Rollout(NamedTuple):
+    """What N action sequences lead to."""
 
-    All sequences start from the latent `z` `[Z]`. The loop is unrolled: H is small, and the
-    first step is cheaper than the others.
+    reward_sum: jax.Array  # [N], discounted, up to a predicted termination
+    last_z: jax.Array  # [N, Z]
+    alive: jax.Array  # [N], 0 where a termination was predicted, else 1
+
+
+def _rollout(
+    model: _LatentStep, z: jax.Array, actions: jax.Array, gamma: float | jax.Array
+) -> _Rollout:
+    """Roll out action sequences `[H, N, A]`, all from the latent `z` `[Z]`.
+
+    The loop is unrolled: H is small, and the first step is cheaper than the others.
+
+    Source of the predicted terminations: nicklashansen/tdmpc2@e9f5932, tdmpc2.py,
+    `_estimate_value`.
     """
+    config = model.config
     total = jnp.zeros(actions.shape[1])
+    alive = jnp.ones(actions.shape[1])
     zs = z
-    for t in range(model.config.horizon):
+    for t in range(config.horizon):
         h = model.first(z, actions[t]) if t == 0 else model.later(zs, actions[t])
         reward, zs = model.finish(h)
-        total = total + model.config.gamma**t * reward
-    return total, zs
+        reward = gamma**t * reward
+        total = total + (alive * reward if config.episodic else reward)
+        if config.episodic:
+            logit = world_model.termination(model.wm_params, zs, config=config)
+            alive = alive * (jax.nn.sigmoid(logit) <= 0.5)
+    return _Rollout(total, zs, alive)
 
 
 def _policy_trajectories(
     wm_params: Params,
-    pi_params: Params,
+    sample_policy: Callable[[jax.Array, jax.Array], jax.Array],
     z: jax.Array,
     eps: jax.Array,
     *,
@@ -195,7 +246,7 @@ def _policy_trajectories(
     zs = jnp.broadcast_to(z, (config.num_pi_trajs, config.latent_dim))
     actions = []
     for t in range(config.horizon):
-        action = world_model.pi(pi_params, zs, eps[t], config=config).action
+        action = sample_policy(zs, eps[t])
         actions.append(action)
         if t < config.horizon - 1:
             zs = world_model.next(wm_params, zs, action, config=config)

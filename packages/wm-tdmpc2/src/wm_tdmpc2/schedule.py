@@ -1,10 +1,14 @@
 """When to act at random, when to learn and how often: closed forms of the absolute tick.
 
-Episodes have a fixed length T and all environments run in lockstep, so tick i is a held tick iff
-i mod (T + 1) = T, and the environment steps done before tick i are N (i − ⌊i / (T + 1)⌋). With
-one environment this is the paper-era trainer exactly: S + 1 random actions, a burst of S updates
-after the last of them, then one update per environment step. More environments generalise it
-(deviation T28).
+`Schedule` is for episodes of a fixed length T. All environments run in lockstep, so tick i is a
+held tick iff i mod (T + 1) = T, and the environment steps done before tick i are
+N (i − ⌊i / (T + 1)⌋). With one environment this is the paper-era trainer exactly: S + 1 random
+actions, a burst of S updates after the last of them, then one update per environment step. More
+environments generalise it (deviation T28).
+
+`RowSchedule` is for episodes that may terminate. When they do is not known beforehand, so it counts
+rows, one per environment and tick, where the other counts environment steps: a reset is one row
+more (deviation T43).
 
 All functions accept Python integers or traced int32 ticks.
 
@@ -23,14 +27,14 @@ Tick = TypeVar("Tick", int, jax.Array)
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
-    """The schedule of one run; every method is static arithmetic.
+class _SeedAndBurst:
+    """What both schedules are made of.
 
     Attributes:
-        episode_length: T, agent steps per episode.
+        episode_length: T, agent steps per episode; the most, if episodes may terminate.
         n_envs: environments in lockstep, N.
-        seed_steps: S, environment steps of the seed phase.
-        updates_per_step: updates per environment step afterwards.
+        seed_steps: S, timesteps of the seed phase and updates of the burst after it.
+        updates_per_step: updates per timestep afterwards.
     """
 
     episode_length: int
@@ -38,20 +42,24 @@ class Schedule:
     seed_steps: int
     updates_per_step: float
 
-    @classmethod
-    def of(cls, config: TDMPC2Config) -> "Schedule":
-        """Return the schedule of a configuration."""
-        return cls(
-            config.agent_episode_length,
-            config.n_envs,
-            config.seed_steps,
-            config.updates_per_step,
-        )
+    @property
+    def burst_tick(self) -> int:
+        """The tick of the burst."""
+        raise NotImplementedError
 
     @property
     def updates_per_tick(self) -> int:
-        """Updates on a stepping tick after the burst: max(1, round(N r))."""
+        """Updates on a tick that counts, after the burst: max(1, round(N r))."""
         return max(1, round(self.n_envs * self.updates_per_step))
+
+    def is_random(self, tick: Tick) -> bool | jax.Array:
+        """Return whether actions on `tick` are uniformly random (the seed phase)."""
+        return tick <= self.burst_tick
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule(_SeedAndBurst):
+    """The schedule of a run with episodes of a fixed length; every method is static arithmetic."""
 
     @property
     def burst_tick(self) -> int:
@@ -70,11 +78,7 @@ class Schedule:
         """Return whether `tick` emits the last row of an episode and steps nothing."""
         return tick % (self.episode_length + 1) == self.episode_length
 
-    def is_random(self, tick: Tick) -> bool | jax.Array:
-        """Return whether actions on `tick` are uniformly random (the seed phase)."""
-        return tick <= self.burst_tick
-
-    def env_steps_before(self, tick: Tick) -> Tick:
+    def timesteps_before(self, tick: Tick) -> Tick:
         """Return the environment steps, over all environments, done before `tick`."""
         return self.n_envs * (tick - tick // (self.episode_length + 1))
 
@@ -89,3 +93,36 @@ class Schedule:
         if isinstance(tick, int):
             return later if tick > burst else 0
         return jnp.where(tick > burst, later, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSchedule(_SeedAndBurst):
+    """The schedule of a run whose episodes may terminate; every method is static arithmetic."""
+
+    @property
+    def burst_tick(self) -> int:
+        """The tick of the burst: rows first exceed S, and every environment has had an episode."""
+        # The longest first episode has its last row on tick T.
+        return max(self.seed_steps // self.n_envs, self.episode_length)
+
+    def timesteps_before(self, tick: Tick) -> Tick:
+        """Return the rows, over all environments, collected before `tick`."""
+        return self.n_envs * tick
+
+    def updates_before(self, tick: Tick) -> Tick:
+        """Return the updates done before `tick`."""
+        later = self.seed_steps + (tick - 1 - self.burst_tick) * self.updates_per_tick
+        if isinstance(tick, int):
+            return later if tick > self.burst_tick else 0
+        return jnp.where(tick > self.burst_tick, later, 0)
+
+
+def schedule_of(config: TDMPC2Config) -> Schedule | RowSchedule:
+    """Return the schedule of a configuration."""
+    kind = RowSchedule if config.episodic else Schedule
+    return kind(
+        config.agent_episode_length,
+        config.n_envs,
+        config.seed_steps,
+        config.updates_per_step,
+    )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from wm_collect.collector import (
     CollectorState,
     Policy,
+    collect_dynamic,
     collect_static,
     init_collector,
     random_policy,
@@ -19,13 +20,14 @@ from wm_collect.collector import (
 from wm_collect.environment import Environment
 from wm_collect.evaluate import Evaluation, evaluate_policy
 from wm_collect.loop import Algorithm
-from wm_collect.replay import EpisodeBuffer, EpisodeBufferState
+from wm_collect.replay import EpisodeBuffer, VariableEpisodeBuffer
 from wm_collect.row import EpisodeRecord
 from wm_tdmpc2.config import TDMPC2Config
 from wm_tdmpc2.noise import PlanNoise, draw_plan_noise, draw_update_noise
 from wm_tdmpc2.planner import plan
-from wm_tdmpc2.schedule import Schedule
-from wm_tdmpc2.update import METRIC_NAMES, Batch, LearnerState, init_learner, update
+from wm_tdmpc2.schedule import schedule_of
+from wm_tdmpc2.task_context import TaskContext
+from wm_tdmpc2.update import Batch, LearnerState, init_learner, metric_names, update
 
 NAME = "TD-MPC2"
 
@@ -41,14 +43,17 @@ class TDMPC2State:
 
     learner: LearnerState
     collector: CollectorState  # its policy carry is the planner's previous mean, [N, H, A]
-    buffer: EpisodeBufferState
+    buffer: Any  # the state of `replay_of`
+    # Updates so far that found no episode long enough to learn from, [] int32; episodic agents.
+    n_starved_updates: Any = None
 
 
-def episode_buffer(config: TDMPC2Config, total_env_steps: int) -> EpisodeBuffer:
-    """Return the replay of a run of `total_env_steps` environment steps."""
-    return EpisodeBuffer.for_run(
+def replay_of(config: TDMPC2Config, n_timesteps: int) -> EpisodeBuffer | VariableEpisodeBuffer:
+    """Return the replay of a run of `n_timesteps`, which are rows if the agent is episodic."""
+    kind = VariableEpisodeBuffer if config.episodic else EpisodeBuffer
+    return kind.for_run(
         config.buffer_size,
-        total_env_steps,
+        n_timesteps,
         n_envs=config.n_envs,
         episode_length=config.agent_episode_length,
         obs_dim=config.obs_dim,
@@ -57,10 +62,14 @@ def episode_buffer(config: TDMPC2Config, total_env_steps: int) -> EpisodeBuffer:
     )
 
 
-def make_algorithm(env: Environment, config: TDMPC2Config, buffer: EpisodeBuffer) -> Algorithm:
+def make_algorithm(
+    env: Environment, config: TDMPC2Config, buffer: EpisodeBuffer | VariableEpisodeBuffer
+) -> Algorithm:
     """Return the functions the training loop runs, for one environment and configuration."""
-    schedule = Schedule.of(config)
-    buffer.check_sampleable(schedule.burst_tick)
+    schedule = schedule_of(config)
+    collect_rows = collect_dynamic if config.episodic else collect_static
+    if isinstance(buffer, EpisodeBuffer):
+        buffer.check_sampleable(schedule.burst_tick)
     act_randomly = random_policy(env.spec)
 
     def init(key: jax.Array) -> TDMPC2State:
@@ -73,6 +82,7 @@ def make_algorithm(env: Environment, config: TDMPC2Config, buffer: EpisodeBuffer
                 initial_mean(config, config.n_envs),
             ),
             buffer=buffer.init(),
+            n_starved_updates=jnp.zeros((), jnp.int32) if config.episodic else None,
         )
 
     def collect(
@@ -85,7 +95,7 @@ def make_algorithm(env: Environment, config: TDMPC2Config, buffer: EpisodeBuffer
             random = schedule.is_random(tick)
             return jax.lax.cond(random, act_randomly, planner, carry, obs, is_first, key)
 
-        collector, row, _, episodes = collect_static(env, state.collector, tick, key, policy)
+        collector, row, _, episodes = collect_rows(env, state.collector, tick, key, policy)
         return (
             dataclasses.replace(
                 state, collector=collector, buffer=buffer.add(state.buffer, row, tick)
@@ -101,7 +111,20 @@ def make_algorithm(env: Environment, config: TDMPC2Config, buffer: EpisodeBuffer
         )
         noise = draw_update_noise(jax.random.fold_in(key, _NOISE), config=config)
         learner, metrics = update(state.learner, Batch(*batch), noise, config=config)
-        return dataclasses.replace(state, learner=learner), metrics
+        state = dataclasses.replace(state, learner=learner)
+        if isinstance(buffer, VariableEpisodeBuffer):
+            starved = buffer.n_sampleable(state.buffer) == 0
+            n_starved = state.n_starved_updates + starved.astype(jnp.int32)
+            state = dataclasses.replace(state, n_starved_updates=n_starved)
+        return state, metrics
+
+    def counters(state: TDMPC2State) -> dict[str, jax.Array]:
+        if config.episodic:
+            return {"n_starved_updates": state.n_starved_updates}
+        return {
+            "n_offschedule_dones": state.collector.n_offschedule_dones,
+            "n_terminations": state.collector.n_terminations,
+        }
 
     return Algorithm(
         name=NAME,
@@ -109,14 +132,11 @@ def make_algorithm(env: Environment, config: TDMPC2Config, buffer: EpisodeBuffer
         collect=collect,
         update=learn,
         updates_before=schedule.updates_before,
-        metric_names=METRIC_NAMES,
+        metric_names=metric_names(config),
         n_envs=config.n_envs,
         trained=lambda state: state.learner,
-        counters=lambda state: {
-            "n_offschedule_dones": state.collector.n_offschedule_dones,
-            "n_terminations": state.collector.n_terminations,
-        },
-        check=partial(_check_counters, env.spec.env_id, config.agent_episode_length),
+        counters=counters,
+        check=partial(_check_counters, env.spec.env_id, config),
     )
 
 
@@ -125,8 +145,16 @@ def initial_mean(config: TDMPC2Config, n_envs: int) -> jax.Array:
     return jnp.zeros((n_envs, config.horizon, config.action_dim))
 
 
-def planning_policy(learner: LearnerState, *, config: TDMPC2Config, eval_mode: bool) -> Policy:
+def planning_policy(
+    learner: LearnerState,
+    *,
+    config: TDMPC2Config,
+    eval_mode: bool,
+    task: TaskContext | None = None,
+) -> Policy:
     """Return the policy that plans for each environment; its carry is the previous mean.
+
+    Of an agent of several tasks, all environments are of the given one.
 
     The environments share the drawn Q pairs of a tick, so that one pair of networks serves all
     of them; everything else is drawn per environment (deviation T28).
@@ -146,6 +174,7 @@ def planning_policy(learner: LearnerState, *, config: TDMPC2Config, eval_mode: b
             noise,
             config=config,
             eval_mode=eval_mode,
+            task=task,
         )
         return decision.action, decision.mean
 
@@ -174,17 +203,23 @@ def make_evaluator(
     return evaluate
 
 
-def _check_counters(env_id: str, length: int, counters: dict[str, int]) -> str | None:
-    terminations = counters["n_terminations"]
-    if terminations:
+def _check_counters(env_id: str, config: TDMPC2Config, counters: dict[str, int]) -> str | None:
+    if counters.get("n_starved_updates"):
         return (
-            f"{env_id} terminated {terminations} episode(s), but TD-MPC2 treats every episode end "
-            "as a time limit and would learn wrong values; use a task that never terminates."
+            f"no stored episode of {env_id} is long enough to learn from: a slice of "
+            f"horizon={config.horizon} needs as many agent steps, and every episode ended before. "
+            "Use a shorter horizon, a smaller action_repeat or a longer seed phase."
         )
-    offschedule = counters["n_offschedule_dones"]
-    if offschedule:
+    if counters.get("n_terminations"):
         return (
-            f"{env_id} ended episodes off schedule {offschedule} time(s): every episode must take "
-            f"exactly {length} agent steps; correct episode_length or the environment."
+            f"{env_id} terminated {counters['n_terminations']} episode(s), but TD-MPC2 treats "
+            "every episode end as a time limit and would learn wrong values; set episodic=True, or "
+            "use a task that never terminates."
+        )
+    if counters.get("n_offschedule_dones"):
+        return (
+            f"{env_id} ended episodes off schedule {counters['n_offschedule_dones']} time(s): "
+            f"every episode must take exactly {config.agent_episode_length} agent steps; correct "
+            "episode_length or the environment."
         )
     return None

@@ -15,7 +15,7 @@ import pytest
 
 from wm_collect.replay import Batch, EpisodeBuffer, SliceDraw
 from wm_collect.testing import CounterEnv
-from wm_tdmpc2 import Schedule, TDMPC2Settings, resolve_config, train
+from wm_tdmpc2 import Schedule, TDMPC2Settings, resolve_config, schedule_of, train
 
 from .recordings import Recording
 
@@ -78,9 +78,9 @@ def repeat(recording: Recording) -> Run:
     """Run as many environment steps as the recording has."""
     env = environment(recording)
     config = resolve_config(settings_of(recording), env.spec)
-    schedule = Schedule.of(config)
+    schedule = schedule_of(config)
     n_steps = recording.meta["case"]["steps"]
-    buffer = train.episode_buffer(config, n_steps)
+    buffer = train.replay_of(config, n_steps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "planning_policy", announce_planning)
         return _run(recording, env, config, schedule, buffer)

@@ -9,10 +9,11 @@ import functools
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 from wm_collect.environment import EnvSpec
-from wm_tdmpc2 import TDMPC2Config
+from wm_tdmpc2 import TaskContext, TDMPC2Config
 
 # Names that mean the same in the original configuration and in ours.
 SAME_NAMES = (
@@ -65,10 +66,29 @@ class Recording:
         return {k.removeprefix(prefix): v for k, v in self.arrays.items() if k.startswith(prefix)}
 
     @property
-    def is_ours(self) -> bool:
-        """Whether it is of this package's algorithm: the paper-era code with one task."""
-        several_tasks = self.meta.get("config", {}).get("multitask", False)
-        return self.meta.get("api", "paper") == "paper" and not several_tasks
+    def is_later(self) -> bool:
+        """Whether it is of the later code, of which only the episodic mechanism is ours."""
+        return self.meta.get("api", "paper") != "paper"
+
+    @property
+    def is_multitask(self) -> bool:
+        """Whether it is of several tasks."""
+        return self.meta.get("config", {}).get("multitask", False)
+
+    @property
+    def is_episodic(self) -> bool:
+        """Whether it is of the episodic mode."""
+        return self.meta.get("config", {}).get("episodic", False)
+
+    def task_context(self, task: np.ndarray) -> TaskContext | None:
+        """Return the context of recorded task ids, or None for a recording of one task."""
+        if not self.is_multitask:
+            return None
+        return TaskContext(
+            task=jnp.asarray(task, jnp.int32),
+            action_mask=jnp.asarray(self["action_masks"][task]),
+            discount=jnp.asarray(self["discounts"][task]),
+        )
 
     @property
     def config(self) -> TDMPC2Config:
@@ -84,6 +104,10 @@ class Recording:
             learning_rate=c["lr"],
             vmax=float(c["vmax"]),
             seed_steps=1000,
+            episodic=self.is_episodic,
+            termination_coef=c.get("termination_coef", 1.0),
+            n_tasks=len(c["tasks"]) if self.is_multitask else 0,
+            task_dim=c["task_dim"] if self.is_multitask else 0,
             **{name: c[name] for name in SAME_NAMES},
         )
 

@@ -86,9 +86,7 @@ def policy_loss_pass(state, key):
     batch, noise = batch_and_noise()
     zs = world_model.encode(state.wm_params, batch.obs, config=CONFIG)
     noise = noise._replace(pi_dropout=key)
-    loss, _ = policy_loss(
-        state.pi_params, state.wm_params["q"], zs, state.q_scale, noise, config=CONFIG
-    )
+    loss, _ = policy_loss(state.pi_params, state.wm_params, zs, state.q_scale, noise, config=CONFIG)
     return loss
 
 

@@ -72,7 +72,7 @@ def test_episodes_are_added_before_the_same_steps_with_all_their_rows(control_fl
     """Ours are committed on the held tick, which is before the environment step that follows it."""
     run = repeat(control_flow_recording)
     held = np.flatnonzero(run.row == run.buffer.episode_length)
-    next_step = [run.schedule.env_steps_before(int(tick)) for tick in held]
+    next_step = [run.schedule.timesteps_before(int(tick)) for tick in held]
     adds = control_flow_recording["adds"]
     np.testing.assert_array_equal(next_step, adds[:, 0])
     np.testing.assert_array_equal(adds[:, 2], run.buffer.episode_length + 1)

@@ -14,14 +14,16 @@ from wm_numerics import RunningScale, percentile
 from wm_tdmpc2 import (
     Batch,
     LearnerState,
+    TaskContext,
     TDMPC2Config,
     UpdateNoise,
     init_learner,
     update,
     world_model,
 )
-from wm_tdmpc2.interop import load_reference, to_reference
+from wm_tdmpc2.interop import from_reference, load_reference, paper_names, to_reference
 from wm_tdmpc2.networks import Params
+from wm_tdmpc2.task_context import renormalised
 from wm_tdmpc2.update import policy_loss, td_target, world_model_loss
 
 from .recordings import Recording
@@ -42,10 +44,14 @@ def program(config: TDMPC2Config) -> Callable[..., tuple[Any, ...]]:
 
     @jax.jit
     def run(
-        state: LearnerState, batch: Batch, noise: UpdateNoise, recorded: dict[str, jax.Array]
+        state: LearnerState,
+        batch: Batch,
+        noise: UpdateNoise,
+        recorded: dict[str, jax.Array],
+        task: TaskContext | None,
     ) -> tuple[Any, ...]:
-        after, metrics = update(state, batch, noise, config=config)
-        looked_at = intermediates(state, after, batch, noise, recorded, config=config)
+        after, metrics = update(state, batch, noise, config=config, task=task)
+        looked_at = intermediates(state, after, batch, noise, recorded, config=config, task=task)
         return after, metrics, looked_at
 
     return run
@@ -53,20 +59,51 @@ def program(config: TDMPC2Config) -> Callable[..., tuple[Any, ...]]:
 
 @functools.cache
 def replay(recording: Recording) -> tuple[Call, ...]:
-    """Run every recorded update, each from our own result of the one before."""
+    """Run every recorded update, each from our own result of the one before.
+
+    The later code trains its policy by another loss and clears the policy's gradient before the
+    world model's clip, so there the policy is taken from the recording after every call.
+    """
     config = recording.config
     state = new_learner(recording.group("params_before/"), config)
     calls = []
-    for i in range(recording.meta["calls"]):
-        theirs = recording.group(f"call{i}/")
+    for i in range(n_calls(recording)):
+        theirs = with_paper_names(recording.group(f"call{i}/"))
         before = state
-        state, metrics, ours = program(config)(before, *recorded_inputs(theirs))
+        if "emb_before" in theirs:
+            # Between two calls the recording stretches an embedding.
+            table = jnp.asarray(theirs["emb_before"])
+            before = before.replace(wm_params={**before.wm_params, "task_emb": table})
+        state, metrics, ours = program(config)(before, *recorded_inputs(theirs, recording))
         ours = jax.tree.map(np.asarray, ours)
         ours |= {f"info/{name}": float(value) for name, value in metrics.items()}
         ours["grad_wm"] = to_reference(ours["grad_wm"], config=config)
+        if config.n_tasks:
+            ours["emb/after"] = np.asarray(state.wm_params["task_emb"])
         ours["grad_pi"] = to_reference(pi_params=ours["grad_pi"], config=config)
         calls.append(Call(theirs, ours, before, state))
+        if recording.is_later:
+            params = from_reference(recording.group(f"call{i}/params_after/"), config=config)
+            state = state.replace(pi_params=params.pi_params, pi_grad_norm_sq=jnp.zeros(()))
     return tuple(calls)
+
+
+def n_calls(recording: Recording) -> int:
+    """Return how many updates are recorded."""
+    return len({name.partition("/")[0] for name in recording.group("call")})
+
+
+def with_paper_names(theirs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Spell the tensors of the later code the paper-era way."""
+    spelt = {}
+    for name, value in theirs.items():
+        group, _, tensor = name.partition("/")
+        if group in ("params_after", "grad_wm", "grad_pi"):
+            for renamed in paper_names({tensor: value}):
+                spelt[f"{group}/{renamed}"] = value
+        else:
+            spelt[name] = value
+    return spelt
 
 
 def new_learner(params: dict[str, np.ndarray], config: TDMPC2Config) -> LearnerState:
@@ -81,9 +118,9 @@ def new_learner(params: dict[str, np.ndarray], config: TDMPC2Config) -> LearnerS
 
 
 def recorded_inputs(
-    theirs: dict[str, np.ndarray],
-) -> tuple[Batch, UpdateNoise, dict[str, jax.Array]]:
-    """Return the batch, the draws and some intermediates of a recorded call, in our layout."""
+    theirs: dict[str, np.ndarray], recording: Recording
+) -> tuple[Batch, UpdateNoise, dict[str, jax.Array], TaskContext | None]:
+    """Return the batch, draws, some intermediates and tasks of a recorded call, in our layout."""
     obs, action, reward = (jnp.asarray(theirs[f"batch/{n}"]) for n in ("obs", "action", "reward"))
     unused = jax.random.key(0)  # recordings are made without dropout
     noise = UpdateNoise(
@@ -102,7 +139,11 @@ def recorded_inputs(
         "td_action": jnp.asarray(theirs["td/action"]),
         "pi_action": jnp.asarray(theirs["policy/action"]),
     }
-    return Batch(obs, action, reward[..., 0]), noise, recorded
+    batch = Batch(obs, action, reward[..., 0])
+    if recording.is_episodic:
+        batch = batch._replace(terminated=jnp.asarray(theirs["batch/terminated"])[..., 0])
+    task = recording.task_context(theirs["batch/task"]) if recording.is_multitask else None
+    return batch, noise, recorded, task
 
 
 def intermediates(
@@ -113,42 +154,82 @@ def intermediates(
     recorded: dict[str, jax.Array],
     *,
     config: TDMPC2Config,
+    task: TaskContext | None,
 ) -> dict[str, Any]:
     """Return what an update computes on the way, under the names of the recordings.
 
     Losses, gradients and values are taken at recorded targets, latents and actions, so that each is
     judged by itself; `update`, whose parameters are compared too, uses its own.
     """
-    next_z, target = td_target(before, batch, noise, config=config)
-    wm = partial(jax.value_and_grad(world_model_loss, has_aux=True), config=config)
-    (_, (zs, _)), grad_wm = wm(
-        before.wm_params, batch, recorded["next_z"], recorded["target"], noise.value_dropout
+    in_use = before
+    tasked: dict[str, Any] = {}
+    masked: dict[str, Any] = {}
+    if task is not None:
+        # What the update reads is the table after its first renormalisation.
+        table = renormalised(before.wm_params["task_emb"], task.task)
+        in_use = before.replace(wm_params={**before.wm_params, "task_emb": table})
+        tasked = {"embedding": table[task.task]}
+        masked = tasked | {"action_mask": task.action_mask}
+    next_z, target = td_target(in_use, batch, noise, config=config, task=task)
+    wm = partial(jax.value_and_grad(world_model_loss, has_aux=True), config=config, task=task)
+    (_, (zs, wm_metrics)), grad_wm = wm(
+        in_use.wm_params, batch, recorded["next_z"], recorded["target"], noise.value_dropout
     )
-    reward_logits = world_model.reward(before.wm_params, zs[:-1], batch.action, config=config)
+    reward_logits = world_model.reward(
+        in_use.wm_params, zs[:-1], batch.action, config=config, **tasked
+    )
     q_logits = world_model.q(
-        before.wm_params["q"], zs[:-1], batch.action, noise.value_dropout, config=config
+        in_use.wm_params["q"], zs[:-1], batch.action, noise.value_dropout, config=config, **tasked
     )
-    td_policy = world_model.pi(before.pi_params, next_z, noise.td_eps, config=config)
-    policy = world_model.pi(before.pi_params, recorded["zs"], noise.pi_eps, config=config)
+    td_policy = world_model.pi(before.pi_params, next_z, noise.td_eps, config=config, **masked)
+    after_masked = masked
+    if task is not None:
+        after_masked = masked | {"embedding": after.wm_params["task_emb"][task.task]}
+    policy = world_model.pi(
+        before.pi_params, recorded["zs"], noise.pi_eps, config=config, **after_masked
+    )
 
-    def pair_of(q_params: Params, z: jax.Array, action: jax.Array, pair: jax.Array) -> jax.Array:
-        return world_model.q_pair(q_params, z, action, pair, noise.td_dropout, config=config)
+    def pair_of(
+        q_params: Params, z: jax.Array, action: jax.Array, pair: jax.Array, table: jax.Array | None
+    ) -> jax.Array:
+        shown = {} if task is None else {"embedding": table[task.task]}
+        return world_model.q_pair(
+            q_params, z, action, pair, noise.td_dropout, config=config, **shown
+        )
 
     target_pair = pair_of(
-        before.target_q_params, recorded["next_z"], recorded["td_action"], noise.td_q_pair
+        before.target_q_params,
+        recorded["next_z"],
+        recorded["td_action"],
+        noise.td_q_pair,
+        in_use.wm_params.get("task_emb"),
     )
-    pair = pair_of(after.wm_params["q"], recorded["zs"], recorded["pi_action"], noise.pi_q_pair)
+    pair = pair_of(
+        after.wm_params["q"],
+        recorded["zs"],
+        recorded["pi_action"],
+        noise.pi_q_pair,
+        after.wm_params.get("task_emb"),
+    )
     q_avg = jnp.mean(pair, axis=0)
     grad_pi, _ = jax.grad(policy_loss, has_aux=True)(
         before.pi_params,
-        after.wm_params["q"],
+        after.wm_params,
         recorded["zs"],
         before.q_scale,
         noise,
         config=config,
+        task=task,
     )
+    episodic = {}
+    if config.episodic:
+        episodic["wm/termination_logits"] = world_model.termination(
+            before.wm_params, zs[1:], config=config
+        )
+        episodic["termination_loss"] = wm_metrics["termination_loss"]
     broadcast_target = jnp.broadcast_to(recorded["target"], q_logits.shape[:-1])
     return {
+        **episodic,
         "td/next_z": next_z,
         "td/q_min": jnp.min(target_pair, axis=0),
         "td/target": target,

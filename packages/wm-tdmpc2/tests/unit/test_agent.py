@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from wm_collect.testing import CounterEnv
-from wm_tdmpc2 import TDMPC2, Schedule, TDMPC2Settings
+from wm_tdmpc2 import TDMPC2, TDMPC2Settings, schedule_of
 
 # Environments written by others promote ranks.
 pytestmark = pytest.mark.rank_promotion
@@ -28,7 +28,7 @@ REFUSED = {
     ),
     "a task that terminates": (
         dict(env_id="MountainCarContinuous-v0"),
-        r"fixed length, but MountainCarContinuous-v0 may terminate early; choose a task",
+        r"fixed length, but MountainCarContinuous-v0 may terminate early; set episodic=True",
     ),
     "a custom task that terminates": (
         dict(env_id=CounterEnv([4, 9], terminates=[True, False])),
@@ -132,14 +132,14 @@ def test_training_refuses_bad_arguments_with_a_sentence(agent, arguments, error,
 
 
 def test_the_constructor_takes_every_setting_with_its_default():
-    """In the order of the settings; then what belongs to the agent alone."""
+    """First the settings, then what belongs to the agent alone."""
     parameters = list(inspect.signature(TDMPC2.__init__).parameters.values())[1:]
     assert parameters[0].name == "env_id" and parameters[0].default is inspect.Parameter.empty
     fields = dataclasses.fields(TDMPC2Settings)
     ours = parameters[1 : 1 + len(fields)]
-    assert [p.name for p in ours] == [f.name for f in fields]
-    assert [p.default for p in ours] == [f.default for f in fields]
-    assert [p.annotation for p in ours] == [f.type for f in fields]
+    assert {p.name: (p.default, p.annotation) for p in ours} == {
+        f.name: (f.default, f.type) for f in fields
+    }
     rest = [p.name for p in parameters[1 + len(fields) :]]
     assert rest == ["env_params", "terminates", "extensions"]
 
@@ -151,7 +151,7 @@ def test_every_setting_reaches_the_configuration():
     assert agent.settings == TDMPC2Settings(**changed)
     assert (agent.config.obs_dim, agent.config.action_dim) == (4, 3)
     assert agent.config.agent_episode_length == 50
-    assert agent.schedule == Schedule.of(agent.config)
+    assert agent.schedule == schedule_of(agent.config)
 
 
 def test_action_repeat_counts_in_agent_steps_and_frames():

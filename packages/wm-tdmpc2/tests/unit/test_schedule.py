@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from wm_collect.clocks import Clock
-from wm_tdmpc2 import Schedule
+from wm_tdmpc2 import Schedule, schedule_of
 
 from .tiny import make_config
 
@@ -55,7 +55,7 @@ def name_of(case):
 def traced(schedule, ticks):
     return jax.vmap(
         lambda t: {
-            "before": schedule.env_steps_before(t),
+            "before": schedule.timesteps_before(t),
             "cumulative": schedule.updates_before(t),
             "held": schedule.is_held(t),
             "random": schedule.is_random(t),
@@ -70,7 +70,7 @@ def test_closed_forms_are_those_of_a_plain_loop(schedule):
     cumulative = np.concatenate([[0], np.cumsum(expected["updates"])])
     ticks = range(n_ticks)
     assert [schedule.updates_before(t) for t in range(n_ticks + 1)] == cumulative.tolist()
-    assert [schedule.env_steps_before(t) for t in ticks] == expected["before"].tolist()
+    assert [schedule.timesteps_before(t) for t in ticks] == expected["before"].tolist()
     assert [schedule.is_held(t) for t in ticks] == expected["held"].tolist()
     # Whether a held tick counts as random does not matter: nobody acts on it.
     acting = [t for t in ticks if not expected["held"][t]]
@@ -83,7 +83,7 @@ def test_traced_ticks_give_the_same_numbers(schedule):
     n_ticks = schedule.burst_tick + 4 * (schedule.episode_length + 1)
     ours = traced(schedule, jnp.arange(n_ticks, dtype=jnp.int32))
     for name, function in (
-        ("before", schedule.env_steps_before),
+        ("before", schedule.timesteps_before),
         ("cumulative", schedule.updates_before),
         ("held", schedule.is_held),
         ("random", schedule.is_random),
@@ -97,7 +97,7 @@ def test_traced_ticks_give_the_same_numbers(schedule):
 def test_one_environment_is_the_paper_era_trainer(length, seed_steps):
     """S + 1 random actions, S updates after the last of them, k updates after step k later on."""
     schedule = Schedule(length, 1, seed_steps, 1.0)
-    assert schedule.env_steps_before(schedule.burst_tick) == seed_steps
+    assert schedule.timesteps_before(schedule.burst_tick) == seed_steps
     assert schedule.updates_before(schedule.burst_tick) == 0
     assert schedule.updates_before(schedule.burst_tick + 1) == seed_steps
     for step in range(seed_steps, seed_steps + 3 * length):
@@ -121,7 +121,7 @@ def test_counts_stay_exact_in_32_bits_for_a_hundred_million_ticks(n_envs):
     assert n_envs * 10**8 > 0.99 * max(expected) and max(expected) < 2**31
     np.testing.assert_array_equal(ours["cumulative"], expected)
     np.testing.assert_array_equal(
-        ours["before"], [schedule.env_steps_before(int(t)) for t in ticks]
+        ours["before"], [schedule.timesteps_before(int(t)) for t in ticks]
     )
 
 
@@ -138,7 +138,7 @@ def test_updates_of_one_tick_are_right_even_where_their_sum_wraps():
 
 def ticks_of_a_run(schedule, n_timesteps):
     """Return where the run's clock ends it, as the agent asks for it."""
-    steps = schedule.env_steps_before
+    steps = schedule.timesteps_before
     return Clock(timestep=steps, env_frames=steps).completed_at(n_timesteps)
 
 
@@ -149,14 +149,14 @@ def ticks_of_a_run(schedule, n_timesteps):
 def test_a_run_ends_with_the_held_tick_of_an_episode_that_ends_with_it(n_timesteps, n_ticks):
     schedule = Schedule(10, 1, 20, 1.0)
     assert ticks_of_a_run(schedule, n_timesteps) == n_ticks
-    assert schedule.env_steps_before(n_ticks) == n_timesteps
+    assert schedule.timesteps_before(n_ticks) == n_timesteps
 
 
 def test_a_run_is_rounded_up_to_whole_ticks_of_all_environments():
     schedule = Schedule(10, 4, 20, 1.0)
-    assert ticks_of_a_run(schedule, 41) == 12 and schedule.env_steps_before(12) == 44
+    assert ticks_of_a_run(schedule, 41) == 12 and schedule.timesteps_before(12) == 44
 
 
 def test_the_schedule_of_a_configuration():
     config = make_config(n_envs=3, seed_steps=7, updates_per_step=0.5)
-    assert Schedule.of(config) == Schedule(50, 3, 7, 0.5)
+    assert schedule_of(config) == Schedule(50, 3, 7, 0.5)

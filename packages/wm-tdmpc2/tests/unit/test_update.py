@@ -118,7 +118,14 @@ def test_every_parameter_of_the_policy_learns_and_its_scale_does_not_carry_gradi
     def gradients(pi_params, learner, zs):
         def loss_and_scale(pi_params):
             q_params = learner.wm_params["q"]
-            return policy_loss(pi_params, q_params, zs, learner.q_scale, noise(), config=CONFIG)
+            return policy_loss(
+                pi_params,
+                {**learner.wm_params, "q": q_params},
+                zs,
+                learner.q_scale,
+                noise(),
+                config=CONFIG,
+            )
 
         return jax.jacrev(loss_and_scale)(pi_params)
 

@@ -2,14 +2,24 @@
 
 from wm_collect.replay.episodes import Batch, EpisodeBuffer, EpisodeBufferState, SliceDraw
 from wm_collect.replay.stream import StreamBatch, StreamReplay, StreamReplayState, WindowDraw
+from wm_collect.replay.variable_episodes import (
+    EpisodicBatch,
+    VariableEpisodeBuffer,
+    VariableEpisodeBufferState,
+    VariableSliceDraw,
+)
 
 __all__ = [
     "Batch",
     "EpisodeBuffer",
     "EpisodeBufferState",
+    "EpisodicBatch",
     "SliceDraw",
     "StreamBatch",
     "StreamReplay",
     "StreamReplayState",
+    "VariableEpisodeBuffer",
+    "VariableEpisodeBufferState",
+    "VariableSliceDraw",
     "WindowDraw",
 ]

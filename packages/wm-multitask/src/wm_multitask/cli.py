@@ -1,0 +1,324 @@
+"""The command `wm-multitask`: from single-task runs to a dataset, from a dataset to an agent."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import numpy as np
+import tyro
+
+from wm_collect import cli as agent_cli
+from wm_collect import reports
+from wm_collect.agent import Frequencies
+from wm_collect.cli_options import Plot, Resume, settings_registry
+from wm_collect.cli_runs import (
+    continue_run,
+    exit_status,
+    per_seed,
+    relative,
+    restore,
+    seed_argument,
+    train_in_folder,
+)
+from wm_collect.loop import RunState
+from wm_collect.run_folder import RunFolder
+from wm_multitask.agent import NORMALISED_SCORE, TDMPC2MultiTask
+from wm_multitask.config import MultiTaskSettings
+from wm_multitask.dataset import MultiTaskDataset, pool_tasks
+from wm_multitask.export import export_episodes
+from wm_multitask.files import load_dataset, load_episodes, save_dataset, save_episodes
+from wm_tdmpc2 import TDMPC2
+from wm_tdmpc2.cli import COMMAND as SINGLE_TASK
+
+PROG = "wm-multitask"
+DEFAULTS = MultiTaskSettings()
+SHORT_NAME = "multitask"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write the episodes of a single-task run to a file."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder of wm-tdmpc2."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """File to write, an .npz."""
+    name: str | None = None
+    """The task's name; None is the environment's id."""
+    full_history: bool = True
+    """Refuse a run whose replay has already dropped its first episodes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Put the episodes of several tasks into one dataset."""
+
+    episodes: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Files that export wrote; tasks are numbered in their order."""
+    out: Path = Path("dataset.npz")
+    """File to write, an .npz."""
+    max_episodes_per_task: int | None = None
+    """Keep so many episodes of each task, spread evenly over its history; None keeps all."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """Read a dataset through and name everything that is wrong with it."""
+
+    dataset: Annotated[Path, tyro.conf.Positional]
+    """File that pool wrote."""
+    hash: str | None = None
+    """The content hash it must have."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How long to train, and what to write down."""
+
+    n_timesteps: int = 100_000
+    """Updates to train for."""
+    seed: tuple[int, ...] = (0,)
+    """One seed, or several that train side by side."""
+    num_episode_test: int = 10
+    """Episodes of each task in one evaluation; 0 for none."""
+    log_frequency: int | None = None
+    """Updates between log rows; None gives 50 rows."""
+    eval_frequency: int | None = None
+    """Updates between evaluations; None gives 4."""
+    save_frequency: int | None = None
+    """Updates between checkpoints; None saves with each evaluation."""
+    root: Path = Path("runs")
+    """Folder of all runs."""
+    name: str | None = None
+    """Folder of this run inside root; None makes one from agent and time."""
+    tensorboard: bool = False
+    """Also write TensorBoard files into the run folder."""
+    wandb: str | None = None
+    """Also log to this Weights & Biases project."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Info:
+    """Print what there is to know about a dataset and an agent trained on it."""
+
+    dataset: Annotated[Path, tyro.conf.Positional]
+    """File that pool wrote."""
+    settings: Annotated[MultiTaskSettings, tyro.conf.arg(name="")] = DEFAULTS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train(Info):
+    """Train one agent on all tasks of a dataset, in a new run folder."""
+
+    options: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Measure a trained run on fresh episodes of each task."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+    tasks: tuple[str, ...] = ()
+    """Names of the tasks; none given measures all."""
+    episodes: int = 10
+    """Episodes of each task."""
+    seed: int = 0
+    """Draws the episodes."""
+    best: bool = False
+    """Use the checkpoint with the best evaluation instead of the newest."""
+    fallback: bool = False
+    """If the checkpoint is damaged, use the one before it."""
+
+
+_COMMANDS = (
+    Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Pool, tyro.conf.subcommand("pool")]
+    | Annotated[Check, tyro.conf.subcommand("check")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Resume, tyro.conf.subcommand("resume")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Plot, tyro.conf.subcommand("plot")]
+    | Annotated[Info, tyro.conf.subcommand("info")]
+)
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command line with the given arguments and return its exit status."""
+    args = list(sys.argv[1:] if args is None else args)
+
+    def action() -> None:
+        with settings_registry(MultiTaskSettings):
+            parsed: Any = tyro.cli(
+                _COMMANDS, args=args, prog=PROG, config=(tyro.conf.OmitArgPrefixes,)
+            )
+        actions: dict[type, Callable[[Any], None]] = {
+            Export: _export,
+            Pool: _pool,
+            Check: _check,
+            Train: _train,
+            Resume: _resume,
+            Evaluate: _evaluate,
+            Plot: agent_cli.plot,
+            Info: _info,
+        }
+        actions[type(parsed)](parsed)
+
+    return exit_status(PROG, action)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(run())
+
+
+def _export(parsed: Export) -> None:
+    folder, opened = agent_cli.open_run(SINGLE_TASK, parsed.run)
+    agent = cast(TDMPC2, opened)
+    state, metadata = restore(agent, folder)
+    episodes = export_episodes(
+        agent,
+        state,
+        name=parsed.name,
+        full_history=parsed.full_history,
+    )
+    path = save_episodes(episodes, parsed.out)
+    print(
+        f"{relative(path.absolute())}: {episodes.n_episodes:,} episodes of "
+        f"{episodes.task.episode_length:,} agent steps of {episodes.task.name}, "
+        f"from {metadata['timestep']:,} timesteps."
+    )
+
+
+def _pool(parsed: Pool) -> None:
+    if not parsed.episodes:
+        raise ValueError("give at least one file of episodes to pool.")
+    episodes = [load_episodes(path) for path in parsed.episodes]
+    dataset = pool_tasks(episodes, max_episodes_per_task=parsed.max_episodes_per_task)
+    path = save_dataset(dataset, parsed.out)
+    _print_dataset(path, dataset)
+
+
+def _check(parsed: Check) -> None:
+    dataset = load_dataset(parsed.dataset, expected_hash=parsed.hash)
+    _print_dataset(parsed.dataset, dataset)
+    print("Nothing is wrong with it.")
+
+
+def _print_dataset(path: Path, dataset: MultiTaskDataset) -> None:
+    print(
+        f"{relative(path.absolute())}: {dataset.n_episodes:,} episodes of {dataset.n_rows:,} rows"
+    )
+    for name, n_episodes in zip(dataset.tasks.names, dataset.episodes_per_task, strict=True):
+        print(f"  {name}: {n_episodes:,} episodes")
+    print(f"content hash {dataset.content_hash}")
+
+
+def _info(parsed: Info) -> None:
+    _print_description(_make_agent(parsed.dataset, parsed.settings, None), parsed.settings)
+
+
+def _train(parsed: Train) -> None:
+    agent = _make_agent(parsed.dataset, parsed.settings, None)
+    options = parsed.options
+    agent.check_run(seed_argument(options.seed), options.n_timesteps, options.num_episode_test)
+    frequencies = Frequencies.resolve(
+        options.n_timesteps,
+        options.log_frequency,
+        options.eval_frequency,
+        options.save_frequency,
+    )
+    folder = RunFolder.create(
+        options.root,
+        options.name,
+        settings={
+            "agent": SHORT_NAME,
+            "dataset": str(parsed.dataset.absolute()),
+            "dataset_hash": agent.dataset.content_hash,
+            "tasks": agent.tasks.to_json(),
+            "settings": dataclasses.asdict(parsed.settings),
+            "run": dataclasses.asdict(options)
+            | {
+                "root": str(options.root),
+                "seed": list(options.seed),
+                "log_frequency": frequencies.log,
+                "eval_frequency": frequencies.eval,
+                "save_frequency": frequencies.save,
+            },
+            "description": agent.describe(),
+        },
+        env_id=f"{agent.tasks.n_tasks}-tasks",
+        agent=SHORT_NAME,
+    )
+    _print_description(agent, parsed.settings)
+    print(f"Run folder: {relative(folder.path)}")
+    _run(agent, folder, None, options.n_timesteps, {})
+
+
+def _resume(parsed: Resume) -> None:
+    folder, agent = open_run(parsed.run)
+    state, further, log_state = continue_run(
+        agent, folder, parsed.n_timesteps, fallback=parsed.fallback
+    )
+    _run(agent, folder, state, further, log_state)
+
+
+def _run(
+    agent: TDMPC2MultiTask,
+    folder: RunFolder,
+    state: RunState | None,
+    n_timesteps: int,
+    log_state: dict[str, Any],
+) -> None:
+    """Train in a run folder, then draw what it holds."""
+    _, series = train_in_folder(agent, folder, state, n_timesteps, log_state, prog=PROG)
+    reports.draw_run(agent, folder)
+    reports.print_summary(folder, series, relative)
+
+
+def _evaluate(parsed: Evaluate) -> None:
+    folder, agent = open_run(parsed.run)
+    state, metadata = restore(agent, folder, best=parsed.best, fallback=parsed.fallback)
+    print(
+        f"{agent.name} after {metadata['timestep']:,} updates, {parsed.episodes} episode(s) of "
+        "each task:"
+    )
+    for seed, one in per_seed(folder.settings["run"]["seed"], state):
+        results = agent.evaluate(
+            one, n_episodes=parsed.episodes, seed=parsed.seed, tasks=parsed.tasks or None
+        )
+        print(f"training seed {seed}:")
+        for task, result in results.items():
+            returns = np.asarray(result.episode_return)
+            print(
+                f"  {task}: mean return {returns.mean():.1f}, "
+                f"standard deviation {returns.std():.1f}"
+            )
+        score = np.mean([np.mean(result.episode_return) for result in results.values()]) / 10
+        print(f"  {NORMALISED_SCORE.partition('/')[2]} {score:.1f}")
+
+
+def open_run(path: Path) -> tuple[RunFolder, TDMPC2MultiTask]:
+    """Open a run folder and make its agent again, on the same data."""
+    folder = RunFolder.open(path)
+    stored = folder.settings
+    if stored.get("agent") != SHORT_NAME:
+        raise ValueError(
+            f"{path} was trained by {stored.get('agent')!r}; {PROG} reads runs of {SHORT_NAME!r}."
+        )
+    settings = MultiTaskSettings(**stored["settings"])
+    return folder, _make_agent(Path(stored["dataset"]), settings, stored["dataset_hash"])
+
+
+def _make_agent(
+    dataset: Path, settings: MultiTaskSettings, expected_hash: str | None
+) -> TDMPC2MultiTask:
+    values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    return TDMPC2MultiTask(load_dataset(dataset, expected_hash=expected_hash), **values)
+
+
+def _print_description(agent: TDMPC2MultiTask, settings: MultiTaskSettings) -> None:
+    departures = reports.departures(settings, MultiTaskSettings())
+    reports.print_description(agent.describe() | departures, title=agent.name)

@@ -8,6 +8,7 @@ import pytest
 
 from wm_collect.cli_options import RunOptions
 from wm_dreamer import config as dreamer
+from wm_multitask.config import MultiTaskSettings
 from wm_tdmpc2 import config as tdmpc2
 
 
@@ -37,6 +38,18 @@ def test_every_setting_is_listed_once_with_its_default(
     if settings is RunOptions:
         defaults["root"] = "runs"
     assert listed == {name: repr(default) for name, default in defaults.items()}
+
+
+def test_the_settings_of_the_multi_task_agent_are_those_of_the_single_and_two(repository: Path):
+    rows = re.findall(
+        r"^\| `(\w+)` \| `([^`]+)` \| [^|]+ \|$",
+        section(repository, "Multi-task TD-MPC2"),
+        flags=re.MULTILINE,
+    )
+    shared = {field.name: field.default for field in dataclasses.fields(tdmpc2.ModelSettings)}
+    own = {field.name: field.default for field in dataclasses.fields(MultiTaskSettings)}
+    differing = {name: repr(value) for name, value in own.items() if shared.get(name) != value}
+    assert dict(rows) == differing and set(own) >= set(shared)
 
 
 @pytest.mark.parametrize(

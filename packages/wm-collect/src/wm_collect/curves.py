@@ -24,8 +24,9 @@ def plot_learning_curve(
     runs: Rows | str | os.PathLike[str] | Mapping[str, Rows | str | os.PathLike[str]],
     path: str | os.PathLike[str],
     title: str = "",
+    unit: str = "timesteps",
 ) -> Path:
-    """Draw returns over environment steps, and losses below them if there are any.
+    """Draw returns over timesteps, and losses below them if there are any.
 
     Training returns are thin dots with their running median, evaluations a line, with a band of
     one standard deviation over the episodes where `Eval/episodic std reward` is logged. Of a run
@@ -36,6 +37,7 @@ def plot_learning_curve(
             over each other.
         path: picture to write; its ending chooses the format.
         title: written above.
+        unit: what a timestep is, in the plural, written below.
 
     Returns:
         The path written.
@@ -60,13 +62,13 @@ def plot_learning_curve(
         _draw_losses(axes[1], tables, losses)
     for axis in axes:
         _finish(axis)
-    axes[-1].set_xlabel("environment steps")
+    axes[-1].set_xlabel(unit)
     figure.savefig(path)
     return Path(path)
 
 
 def _series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the environment steps and values of the rows that have a finite value of a metric."""
+    """Return the timesteps and values of the rows that have a finite value of a metric."""
     points = [
         (row.get("timestep", row.get("tick", i)), row[name])
         for i, row in enumerate(rows)

@@ -6,6 +6,7 @@ next start of the same run loads them from there.
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,9 @@ from wm_collect.loop import (
 )
 from wm_collect.progress import RunProgress, format_number
 from wm_collect.quiet import quiet_xla
+
+# XLA's passes use one core each, and a gigabyte or more.
+_COMPILE_THREADS = max(3, os.cpu_count() or 1)
 
 # What messages call the programs.
 _CHUNK, _EVALUATION, _INIT = "training program", "evaluation program", "initial state"
@@ -225,14 +229,14 @@ def _merged(
 
 
 def _compile(lowered: dict[str, Any], progress: RunProgress) -> dict[str, Any]:
-    """Compile programs by name, each in its own thread: XLA's passes use one core each."""
+    """Compile programs by name, side by side."""
     names = ", the ".join(lowered)
     progress.set_phase(f"compiling the {names}")
     began = time.monotonic()
     with (
         quiet_xla(),
         count_compilations() as counts,
-        ThreadPoolExecutor(len(lowered), thread_name_prefix="compile") as pool,
+        ThreadPoolExecutor(_COMPILE_THREADS, thread_name_prefix="compile") as pool,
     ):
         compiled = dict(
             zip(lowered, pool.map(lambda one: one.compile(), lowered.values()), strict=True)

@@ -50,10 +50,10 @@ def departures(settings: Any, paper: Any) -> dict[str, str]:
     return {"departures": ", ".join(changed) or "none: the paper's hyperparameters"}
 
 
-def draw_run(agent: Trainer, folder: RunFolder) -> None:
+def draw_run(trainer: Trainer, folder: RunFolder) -> None:
     """Draw the learning curve of a run folder."""
-    title = f"{agent.name} on {agent.subject}"
-    plot_learning_curve(folder.metrics_jsonl, folder.learning_curve, title)
+    title = f"{trainer.name} on {trainer.subject}"
+    plot_learning_curve(folder.metrics_jsonl, folder.learning_curve, title, trainer.clock.unit)
 
 
 def draw_episode(env: Environment, evaluation: Evaluation, path: Path) -> None:

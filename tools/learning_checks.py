@@ -108,10 +108,11 @@ CHECKS = {
             "num_samples": 256,
             "episode_length": 200,
             "episodic": True,
+            "rho": 0.7,
         },
-        n_timesteps=5_000,
+        n_timesteps=12_000,
         seeds=(0, 1),
-        bar=100.0,
+        bar=150.0,
     ),
     "dreamer-cartpole": Check(
         agent=DreamerV3,
@@ -210,7 +211,7 @@ def trained(agent: Agent, name: str, n_timesteps: int, seed: int, root: Path) ->
             "wandb": None,
         }
         folder = RunFolder.create(root, name, settings={"run": settings})
-    state, further, log_state = continue_run(agent, folder, None, fallback=False)
+    state, further, log_state = continue_run(agent, folder, n_timesteps, fallback=False)
     train_in_folder(agent, folder, state, further, log_state, prog="learning_checks.py")
     return folder
 

@@ -41,6 +41,7 @@ from wm_collect.checkpoint import Checkpoints
 from wm_collect.cli_runs import restore
 from wm_collect.collector import random_policy
 from wm_collect.evaluate import evaluate_policy
+from wm_collect.quiet import quiet_xla
 from wm_collect.run_folder import RunFolder
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -176,11 +177,12 @@ def measure(pipeline: Pipeline, root: Path) -> list[dict[str, Any]]:
         state, _ = restore(alone, folder)
         own = alone.evaluate(state, n_episodes=pipeline.episodes, seed=1)
         act = random_policy(alone.env.spec)
-        aimless = jax.jit(
-            lambda key, env=alone.env, act=act: evaluate_policy(
-                env, act, None, pipeline.episodes, key
-            )
-        )(jax.random.key(1))
+        with quiet_xla():
+            aimless = jax.jit(
+                lambda key, env=alone.env, act=act: evaluate_policy(
+                    env, act, None, pipeline.episodes, key
+                )
+            )(jax.random.key(1))
         returns = {
             "random": aimless.episode_return,
             "source": own.episode_return,

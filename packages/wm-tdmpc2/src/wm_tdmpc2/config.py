@@ -237,11 +237,13 @@ def resolve_config(settings: TDMPC2Settings, spec: EnvSpec) -> TDMPC2Config:
             f"horizon must be at most the episode length of {length} agent steps, "
             f"got {settings.horizon}."
         )
-    round_steps = length * settings.n_envs
-    if settings.buffer_size < round_steps:
+    # Where timesteps are rows, so is the replay's capacity; the reset row is one more.
+    in_episode, unit = (length + 1, "rows") if settings.episodic else (length, "steps")
+    in_round = in_episode * settings.n_envs
+    if settings.buffer_size < in_round:
         raise ValueError(
             f"buffer_size must hold at least one episode of every environment, "
-            f"{length} steps x {settings.n_envs} environment(s) = {round_steps}, "
+            f"{in_episode} {unit} x {settings.n_envs} environment(s) = {in_round}, "
             f"got {settings.buffer_size}."
         )
     seed_steps = settings.seed_steps

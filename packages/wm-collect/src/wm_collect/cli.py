@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from wm_collect import reports
-from wm_collect.agent import Agent, Frequencies
+from wm_collect.agent import Agent
 from wm_collect.cli_options import (
     AgentCommand,
     EnvOptions,
@@ -30,6 +30,7 @@ from wm_collect.cli_runs import (
     per_seed,
     relative,
     restore,
+    run_settings,
     seed_argument,
     train_in_folder,
 )
@@ -64,19 +65,6 @@ def _train(command: AgentCommand, parsed: Any) -> None:
     agent = _make_agent(command, parsed.env_id, parsed.settings, parsed.env)
     options: RunOptions = parsed.options
     agent.check_run(seed_argument(options.seed), options.n_timesteps, options.num_episode_test)
-    frequencies = Frequencies.resolve(
-        options.n_timesteps,
-        options.log_frequency,
-        options.eval_frequency,
-        options.save_frequency,
-    )
-    run_values = dataclasses.asdict(options) | {
-        "root": str(options.root),
-        "seed": list(options.seed),
-        "log_frequency": frequencies.log,
-        "eval_frequency": frequencies.eval,
-        "save_frequency": frequencies.save,
-    }
     folder = RunFolder.create(
         options.root,
         options.name,
@@ -86,7 +74,7 @@ def _train(command: AgentCommand, parsed: Any) -> None:
             "env": dataclasses.asdict(parsed.env),
             "protocol": parsed.protocol,
             "settings": dataclasses.asdict(parsed.settings),
-            "run": run_values,
+            "run": run_settings(options),
             "description": agent.describe(),
         },
         env_id=parsed.env_id.replace("/", "-"),

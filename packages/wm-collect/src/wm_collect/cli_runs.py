@@ -3,7 +3,7 @@
 Also how a command ends: which exit status, and what a user's mistake looks like.
 """
 
-import contextlib
+import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from wm_collect.agent import Trainer
+from wm_collect.agent import Frequencies, Trainer
 from wm_collect.checkpoint import CheckpointError, Checkpoints
 from wm_collect.failures import TrainingDiverged, TrainingInterrupted
 from wm_collect.loop import RunState
@@ -51,6 +51,28 @@ def _inside_library(error: BaseException) -> bool:
     return trace is None or not trace.tb_frame.f_globals.get("__name__", "").startswith("wm_")
 
 
+def run_settings(options: Any) -> dict[str, Any]:
+    """Return the options of `train` as plain values, its frequencies resolved, for a run folder.
+
+    Args:
+        options: a dataclass with the fields of `wm_collect.cli_options.RunOptions`; further ones
+            are kept.
+    """
+    frequencies = Frequencies.resolve(
+        options.n_timesteps,
+        options.log_frequency,
+        options.eval_frequency,
+        options.save_frequency,
+    )
+    return dataclasses.asdict(options) | {
+        "root": str(options.root),
+        "seed": list(options.seed),
+        "log_frequency": frequencies.log,
+        "eval_frequency": frequencies.eval,
+        "save_frequency": frequencies.save,
+    }
+
+
 def train_in_folder(
     trainer: Trainer,
     folder: RunFolder,
@@ -74,24 +96,22 @@ def train_in_folder(
         What `Trainer.train` returns.
     """
     run = folder.settings["run"]
-    with _extra_sinks(folder, run) as sinks:
-        return trainer.train(
-            seed=seed_argument(run["seed"]),
-            n_timesteps=n_timesteps,
-            initial_state=state,
-            num_episode_test=run["num_episode_test"],
-            log_frequency=run["log_frequency"],
-            eval_frequency=run["eval_frequency"],
-            save_frequency=run["save_frequency"],
-            folder=folder,
-            sinks=sinks,
-            log_state=log_state or None,
-            resume_hint=f"{prog} resume {shlex.quote(relative(folder.path))}",
-        )
+    return trainer.train(
+        seed=seed_argument(run["seed"]),
+        n_timesteps=n_timesteps,
+        initial_state=state,
+        num_episode_test=run["num_episode_test"],
+        log_frequency=run["log_frequency"],
+        eval_frequency=run["eval_frequency"],
+        save_frequency=run["save_frequency"],
+        folder=folder,
+        sinks=_extra_sinks(folder, run),
+        log_state=log_state or None,
+        resume_hint=f"{prog} resume {shlex.quote(relative(folder.path))}",
+    )
 
 
-@contextlib.contextmanager
-def _extra_sinks(folder: RunFolder, run: Mapping[str, Any]) -> Iterator[list[Sink]]:
+def _extra_sinks(folder: RunFolder, run: Mapping[str, Any]) -> list[Sink]:
     sinks: list[Sink] = []
     if run["tensorboard"]:
         sinks.append(TensorBoardSink(folder.path / "tensorboard"))
@@ -105,7 +125,7 @@ def _extra_sinks(folder: RunFolder, run: Mapping[str, Any]) -> Iterator[list[Sin
                 run_id=folder.path.name,
             )
         )
-    yield sinks
+    return sinks
 
 
 def continue_run(

@@ -11,7 +11,6 @@ import tyro
 
 from wm_collect import cli as agent_cli
 from wm_collect import reports
-from wm_collect.agent import Frequencies
 from wm_collect.cli_options import Plot, Resume, settings_registry
 from wm_collect.cli_runs import (
     continue_run,
@@ -19,6 +18,7 @@ from wm_collect.cli_runs import (
     per_seed,
     relative,
     restore,
+    run_settings,
     seed_argument,
     train_in_folder,
 )
@@ -224,12 +224,6 @@ def _train(parsed: Train) -> None:
     agent = _make_agent(parsed.dataset, parsed.settings, None)
     options = parsed.options
     agent.check_run(seed_argument(options.seed), options.n_timesteps, options.num_episode_test)
-    frequencies = Frequencies.resolve(
-        options.n_timesteps,
-        options.log_frequency,
-        options.eval_frequency,
-        options.save_frequency,
-    )
     folder = RunFolder.create(
         options.root,
         options.name,
@@ -239,14 +233,7 @@ def _train(parsed: Train) -> None:
             "dataset_hash": agent.dataset.content_hash,
             "tasks": agent.tasks.to_json(),
             "settings": dataclasses.asdict(parsed.settings),
-            "run": dataclasses.asdict(options)
-            | {
-                "root": str(options.root),
-                "seed": list(options.seed),
-                "log_frequency": frequencies.log,
-                "eval_frequency": frequencies.eval,
-                "save_frequency": frequencies.save,
-            },
+            "run": run_settings(options),
             "description": agent.describe(),
         },
         env_id=f"{agent.tasks.n_tasks}-tasks",

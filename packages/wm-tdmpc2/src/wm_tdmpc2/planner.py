@@ -172,8 +172,6 @@ class _LatentStep(NamedTuple):
     """One latent step of many candidates: reward and next latent, first layers shared."""
 
     wm_params: Params
-    dynamics: Params
-    reward: Params
     kernel: jax.Array  # [Z + A, 2 M], dynamics then reward
     bias: jax.Array  # [2 M]
     config: TDMPC2Config
@@ -181,7 +179,7 @@ class _LatentStep(NamedTuple):
     @classmethod
     def of(cls, wm_params: Params, config: TDMPC2Config) -> "_LatentStep":
         kernel, bias, _ = joint_linear([wm_params["dynamics"], wm_params["reward"]])
-        return cls(wm_params, wm_params["dynamics"], wm_params["reward"], kernel, bias, config)
+        return cls(wm_params, kernel, bias, config)
 
     def first(self, z: jax.Array, action: jax.Array) -> jax.Array:
         """Return the first layers' output at one common latent `[Z]` for actions `[N, A]`."""
@@ -196,8 +194,8 @@ class _LatentStep(NamedTuple):
         """Return decoded rewards `[N]` and next latents `[N, Z]` from the first layers' output."""
         h_dynamics, h_reward = split_columns(h, (self.config.mlp_dim, self.config.mlp_dim))
         dynamics, reward = dynamics_module(self.config), value_module(self.config)
-        next_z = apply(dynamics, self.dynamics, h_dynamics, "from_preactivation")
-        logits = apply(reward, self.reward, h_reward, "from_preactivation")
+        next_z = apply(dynamics, self.wm_params["dynamics"], h_dynamics, "from_preactivation")
+        logits = apply(reward, self.wm_params["reward"], h_reward, "from_preactivation")
         return self.config.two_hot.mean(logits), next_z
 
 

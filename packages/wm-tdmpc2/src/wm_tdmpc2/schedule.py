@@ -15,6 +15,7 @@ All functions accept Python integers or traced int32 ticks.
 Source: nicklashansen/tdmpc2@b67b21c, trainer/online_trainer.py, `OnlineTrainer.train`.
 """
 
+import abc
 import dataclasses
 from typing import TypeVar
 
@@ -27,7 +28,7 @@ Tick = TypeVar("Tick", int, jax.Array)
 
 
 @dataclasses.dataclass(frozen=True)
-class _SeedAndBurst:
+class _SeedAndBurst(abc.ABC):
     """What both schedules are made of.
 
     Attributes:
@@ -43,9 +44,9 @@ class _SeedAndBurst:
     updates_per_step: float
 
     @property
+    @abc.abstractmethod
     def burst_tick(self) -> int:
         """The tick of the burst."""
-        raise NotImplementedError
 
     @property
     def updates_per_tick(self) -> int:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from wm_collect.replay.rings import read_rows, require_count
 from wm_collect.row import Row
 
 
@@ -93,9 +94,7 @@ class EpisodeBuffer:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{field.name} must be a whole number of at least 1, got {value}.")
+            require_count(field.name, getattr(self, field.name))
         if self.n_rounds < 2:
             raise ValueError(
                 f"n_rounds must be at least 2, got {self.n_rounds}: one round is being written "
@@ -278,9 +277,9 @@ class EpisodeBuffer:
         start = (draw.round * self.n_envs + draw.env) * rows_per_episode + draw.offset
         index = start[None, :] + jnp.arange(self.horizon + 1, dtype=jnp.int32)[:, None]
         return Batch(
-            obs=_read(state.obs, index),
-            action=_read(state.action, index[:-1]),
-            reward=_read(state.reward, index[1:]),
+            obs=read_rows(state.obs, index, n_axes=3),
+            action=read_rows(state.action, index[:-1], n_axes=3),
+            reward=read_rows(state.reward, index[1:], n_axes=3),
         )
 
     def sample(
@@ -358,9 +357,3 @@ def _write(ring: jax.Array, rows: jax.Array, slot: jax.Array, row_index: jax.Arr
     block = rows[None, :, None]
     start = (slot, 0, row_index) + (0,) * (ring.ndim - 3)
     return lax.dynamic_update_slice(ring, block.astype(ring.dtype), start)
-
-
-def _read(ring: jax.Array, index: jax.Array) -> jax.Array:
-    """Read rows of the ring by their place in it counted through, `[R, N, T + 1]` flattened."""
-    flat = ring.reshape((-1, *ring.shape[3:]))
-    return flat.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)

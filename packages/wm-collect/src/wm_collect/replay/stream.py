@@ -19,8 +19,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from wm_collect.replay.rings import read_rows, require_count, write_rows
 from wm_collect.row import Row
 
 
@@ -131,7 +131,7 @@ class StreamReplay:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name != "discrete":
-                _require_count(field.name, value)
+                require_count(field.name, value)
         smallest = _smallest_capacity(self.n_envs, self.batch_length, self.batch_size)
         if self.capacity < smallest:
             raise ValueError(
@@ -193,7 +193,7 @@ class StreamReplay:
         sizes = (replay_capacity, n_rows, n_envs, batch_length, batch_size)
         names = ("replay_capacity", "n_rows", "n_envs", "batch_length", "batch_size")
         for name, size in zip(names, sizes, strict=True):
-            _require_count(name, size)
+            require_count(name, size)
         kept = -(-min(replay_capacity, n_rows) // n_envs)
         return cls(
             n_envs=n_envs,
@@ -279,14 +279,14 @@ class StreamReplay:
         )
         slot = tick % self.capacity
         return StreamReplayState(
-            obs=_write(state.obs, row.obs, slot),
-            action=_write(state.action, row.action, slot),
-            reward=_write(state.reward, row.reward, slot),
-            is_first=_write(state.is_first, row.is_first, slot),
-            is_last=_write(state.is_last, row.is_last, slot),
-            is_terminal=_write(state.is_terminal, row.is_terminal, slot),
-            deter=_write(state.deter, deter, slot),
-            stoch=_write(state.stoch, stoch, slot),
+            obs=write_rows(state.obs, row.obs, slot),
+            action=write_rows(state.action, row.action, slot),
+            reward=write_rows(state.reward, row.reward, slot),
+            is_first=write_rows(state.is_first, row.is_first, slot),
+            is_last=write_rows(state.is_last, row.is_last, slot),
+            is_terminal=write_rows(state.is_terminal, row.is_terminal, slot),
+            deter=write_rows(state.deter, deter, slot),
+            stoch=write_rows(state.stoch, stoch, slot),
             online_popped=state.online_popped,
         )
 
@@ -379,17 +379,17 @@ class StreamReplay:
         """
         row = jnp.arange(self.batch_length + 1, dtype=jnp.int32)
         index = self._index(draw.env[:, None], draw.start[:, None] + row[None, :])
-        is_first = _read(state.is_first, index).at[:, 0].set(True)
-        is_last = _read(state.is_last, index)
+        is_first = read_rows(state.is_first, index).at[:, 0].set(True)
+        is_last = read_rows(state.is_last, index)
         return StreamBatch(
-            obs=_read(state.obs, index),
-            action=_read(state.action, index),
-            reward=_read(state.reward, index),
+            obs=read_rows(state.obs, index),
+            action=read_rows(state.action, index),
+            reward=read_rows(state.reward, index),
             is_first=is_first,
             is_last=is_last.at[:, :-1].set(is_last[:, :-1] | is_first[:, 1:]),
-            is_terminal=_read(state.is_terminal, index),
-            context_deter=_read(state.deter, index[:, 0]),
-            context_stoch=_read(state.stoch, index[:, 0]).astype(jnp.int32),
+            is_terminal=read_rows(state.is_terminal, index),
+            context_deter=read_rows(state.deter, index[:, 0]),
+            context_stoch=read_rows(state.stoch, index[:, 0]).astype(jnp.int32),
         )
 
     def sample(
@@ -523,12 +523,6 @@ class StreamReplay:
         return env * self.capacity + row % self.capacity
 
 
-def _require_count(name: str, value: int) -> None:
-    """Refuse a size that is not a positive whole number."""
-    if not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value}.")
-
-
 def _smallest_capacity(n_envs: int, batch_length: int, batch_size: int) -> int:
     """Return the rows per environment that hold B items."""
     return batch_length + -(-batch_size // n_envs)
@@ -541,18 +535,6 @@ def _require_shapes(arrays: dict[str, tuple[jax.Array, tuple[int, ...]]]) -> Non
             raise ValueError(
                 f"The replay takes {name} of shape {expected} here, got {tuple(array.shape)}."
             )
-
-
-def _write(ring: jax.Array, rows: jax.Array, slot: jax.Array) -> jax.Array:
-    """Write `rows` `[N, ...]` at `ring[:, slot]`, the form XLA updates in place."""
-    start = (0, slot) + (0,) * (ring.ndim - 2)
-    return lax.dynamic_update_slice(ring, rows[:, None].astype(ring.dtype), start)
-
-
-def _read(ring: jax.Array, index: jax.Array) -> jax.Array:
-    """Read rows of the rings by their place in them, `[N, C]` flattened."""
-    flat = ring.reshape((-1, *ring.shape[2:]))
-    return flat.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _scatter(ring: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from wm_collect.replay.rings import read_rows, require_count, write_rows
 from wm_collect.row import Row
 
 
@@ -108,7 +108,7 @@ class VariableEpisodeBuffer:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _require_count(field.name, getattr(self, field.name))
+            require_count(field.name, getattr(self, field.name))
         if self.capacity < self.horizon + 1:
             raise ValueError(
                 f"capacity={self.capacity} rows per environment do not hold one slice of "
@@ -158,7 +158,7 @@ class VariableEpisodeBuffer:
         sizes = (capacity, total_rows, n_envs, episode_length)
         names = ("capacity", "total_rows", "n_envs", "episode_length")
         for name, size in zip(names, sizes, strict=True):
-            _require_count(name, size)
+            require_count(name, size)
         longest = n_envs * (episode_length + 1)
         if capacity < longest:
             raise ValueError(
@@ -260,10 +260,10 @@ class VariableEpisodeBuffer:
         n_expired = state.n_expired + jnp.sum(too_short & (oldest < n_added), dtype=jnp.int32)
 
         return VariableEpisodeBufferState(
-            obs=_write(state.obs, row.obs, slot),
-            action=_write(state.action, row.action, slot),
-            reward=_write(state.reward, row.reward, slot),
-            is_terminal=_write(state.is_terminal, row.is_terminal, slot),
+            obs=write_rows(state.obs, row.obs, slot),
+            action=write_rows(state.action, row.action, slot),
+            reward=write_rows(state.reward, row.reward, slot),
+            is_terminal=write_rows(state.is_terminal, row.is_terminal, slot),
             first_tick=first_tick,
             episode_env=enter(state.episode_env, jnp.arange(self.n_envs, dtype=jnp.int32)),
             episode_end=episode_end,
@@ -325,10 +325,10 @@ class VariableEpisodeBuffer:
         slot = (draw.tick[None, :] + steps) % self.capacity
         index = draw.env[None, :] * self.capacity + slot
         return EpisodicBatch(
-            obs=_read(state.obs, index),
-            action=_read(state.action, index[:-1]),
-            reward=_read(state.reward, index[1:]),
-            terminated=_read(state.is_terminal, index[1:]).astype(jnp.float32),
+            obs=read_rows(state.obs, index),
+            action=read_rows(state.action, index[:-1]),
+            reward=read_rows(state.reward, index[1:]),
+            terminated=read_rows(state.is_terminal, index[1:]).astype(jnp.float32),
         )
 
     def sample(
@@ -412,21 +412,3 @@ class VariableEpisodeBuffer:
     def _first_end(self, tick: jax.Array | int) -> jax.Array | int:
         """Return the earliest end of an episode with H + 1 rows left at the end of `tick`."""
         return tick - self.capacity + self.horizon + 1
-
-
-def _require_count(name: str, value: int) -> None:
-    """Refuse a size that is not a positive whole number."""
-    if not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value}.")
-
-
-def _write(ring: jax.Array, rows: jax.Array, slot: jax.Array) -> jax.Array:
-    """Write `rows` `[N, ...]` at `ring[:, slot]`, the form XLA updates in place."""
-    start = (0, slot) + (0,) * (ring.ndim - 2)
-    return lax.dynamic_update_slice(ring, rows[:, None].astype(ring.dtype), start)
-
-
-def _read(ring: jax.Array, index: jax.Array) -> jax.Array:
-    """Read rows of the rings by their place counted through, `[N, C]` flattened."""
-    flat = ring.reshape((-1, *ring.shape[2:]))
-    return flat.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)

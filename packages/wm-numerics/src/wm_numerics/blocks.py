@@ -4,10 +4,11 @@ Needs the extra `nn`: `pip install "wm-numerics[nn]"`.
 """
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike
 
@@ -28,6 +29,9 @@ NormName = Literal["layer", "rms"]
 # Beyond this x, tanh(softplus(x)) is 1 even in float64; exp(2x) is still far from overflow.
 _MISH_SATURATION = 20.0
 
+# dot_general's dimension numbers of left[k, m], right[k, n] -> [m, n].
+_CONTRACT_FIRST = (((0,), (0,)), ((), ()))
+
 
 def linear(
     features: int, *, kernel_init: Initializer, use_bias: bool = True, name: str | None = None
@@ -41,7 +45,12 @@ def linear(
         name: name of the layer's parameters; None lets flax choose.
     """
     return nn.Dense(
-        features, kernel_init=kernel_init, bias_init=zeros, use_bias=use_bias, name=name
+        features,
+        kernel_init=kernel_init,
+        bias_init=zeros,
+        use_bias=use_bias,
+        name=name,
+        dot_general=_dense_product,
     )
 
 
@@ -194,6 +203,41 @@ class NormedMLP(nn.Module):
         for i in range(1, len(self.hidden)):
             h = self._normed(i, getattr(self, f"linear_{i}")(h))
         return h if self.out_features is None else self.out(h)
+
+
+def _dense_product(
+    x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None, **options: Any
+) -> jax.Array:
+    """Multiply for `nn.Dense`: x [..., in] by kernel [in, out], whatever else it may ask for."""
+    return _product(x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+@jax.custom_jvp
+def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Return x [rows, in] · kernel [in, out]; only the order of its kernel gradient is special."""
+    return x @ kernel
+
+
+def _product_jvp(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[Any, Any]
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = primals
+    x_tangent, kernel_tangent = tangents
+    terms = []
+    if not isinstance(x_tangent, SymbolicZero):
+        terms.append(x_tangent @ kernel)
+    if not isinstance(kernel_tangent, SymbolicZero):
+        # Transposed for the kernel's gradient, this is columns · cotangent. XLA's CPU products are
+        # slower with a transposed left side, by more than a copy in the right order costs; the
+        # barrier keeps it from folding that copy away. Elsewhere transposed sides are free.
+        columns = jax.lax.platform_dependent(
+            x, cpu=lambda x: jax.lax.optimization_barrier(x.T), default=lambda x: x.T
+        )
+        terms.append(jax.lax.dot_general(columns, kernel_tangent, _CONTRACT_FIRST))
+    return x @ kernel, sum(terms[1:], terms[0])
+
+
+_product.defjvp(_product_jvp, symbolic_zeros=True)
 
 
 @jax.custom_jvp

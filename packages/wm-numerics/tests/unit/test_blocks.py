@@ -243,3 +243,45 @@ def test_bad_settings_are_refused_with_a_sentence(changes, sentence):
     mlp = TDMPC2_STYLE(**({"hidden": (4,)} | changes))
     with pytest.raises(ValueError, match=sentence):
         mlp.init(jax.random.key(0), jnp.ones((1, 2)), jax.random.key(1))
+
+
+# --- linear --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 3), (2, 4, 3)])
+def test_linear_and_its_derivatives_are_those_of_the_plain_product(shape):
+    layer = linear(4, kernel_init=normal(0.5))
+    x = jax.random.normal(jax.random.key(0), shape)
+    params = layer.init(jax.random.key(1), x)
+
+    def plain(params, x):
+        product = jnp.matmul(x, params["params"]["kernel"])
+        return product + jnp.broadcast_to(params["params"]["bias"], product.shape)
+
+    def scalar(function):
+        return lambda params, x: jnp.sum(jnp.sin(function(params, x)))
+
+    np.testing.assert_allclose(layer.apply(params, x), plain(params, x), rtol=1e-6, atol=1e-6)
+    tangents = jax.tree.map(jnp.cos, (params, x))
+    for derivative in (
+        lambda f: jax.grad(scalar(f), argnums=(0, 1))(params, x),
+        lambda f: jax.grad(scalar(f))(params, x),  # with respect to one side only
+        lambda f: jax.grad(scalar(f), argnums=1)(params, x),
+        lambda f: jax.jvp(f, (params, x), tangents),
+        lambda f: jax.hessian(scalar(f), argnums=1)(params, x),
+        lambda f: jax.vmap(jax.grad(scalar(f)), in_axes=(None, 0))(params, jnp.stack([x, 2 * x])),
+    ):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+            derivative(layer.apply),
+            derivative(plain),
+        )
+
+
+def test_the_gradient_of_a_linear_layer_by_its_kernel_alone_makes_one_product():
+    layer = linear(4, kernel_init=normal(0.5))
+    x = jnp.ones((5, 3))
+    params = layer.init(jax.random.key(1), x)
+    gradient = jax.make_jaxpr(jax.grad(lambda p: layer.apply(p, x).sum()))(params)
+    # One forward, one for the kernel; none for x, of which nothing depends.
+    assert str(gradient).count("dot_general[") == 2

@@ -143,6 +143,11 @@ def test_a_toy_workspace_agrees_with_itself(toy: Path):
             id="another Python",
         ),
         pytest.param(
+            replace("packages/toy-right/pyproject.toml", "numpy>=2", "numpy>=2.1"),
+            "numpy has several ranges: >=2 in toy-left, toy-low; >=2.1 in toy-right",
+            id="two ranges of one dependency",
+        ),
+        pytest.param(
             replace("packages/toy-left/pyproject.toml", ">=0.3,<0.4", ">=0.2,<0.3"),
             "toy-left: 'toy-low[more]<0.3,>=0.2' does not admit toy-low 0.3.1",
             id="range that excludes the member",

@@ -8,22 +8,26 @@ environment, for agents that learn from data.
 import abc
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
 
-from wm_collect import driver, randomness
+from wm_collect import driver, forecast, randomness
 from wm_collect.checkpoint import Checkpoints
 from wm_collect.clocks import Clock
 from wm_collect.compile_cache import enable_compile_cache, quiet_xla
+from wm_collect.deploy.deployable import Deployable
+from wm_collect.diagnostics import Diagnostics, LogPanel
 from wm_collect.environment import Environment
-from wm_collect.evaluate import Evaluate, Evaluation, TaskEvaluations
+from wm_collect.evaluate import Evaluate, Evaluation, TaskEvaluations, Trajectory
 from wm_collect.extensions import PHASES, check_extensions
+from wm_collect.forecast import MemoryForecast
 from wm_collect.loop import Algorithm, RunState, init_run
 from wm_collect.progress import RunProgress
+from wm_collect.protocol import PAPER, Protocol, departures, find_protocol
 from wm_collect.run_folder import RunFolder
 from wm_collect.sinks import CsvSink, JsonlSink, Sink
 
@@ -57,10 +61,16 @@ class Trainer(abc.ABC):
 
     Attributes:
         name: what messages call it.
+        settings: the arguments as given, a dataclass.
         extensions: the extensions it runs, see `wm_collect.extensions`.
+        replay_setting: name of the setting that bounds its replay; None if it has none.
+        log_panels: what of its log a report draws, besides the returns.
     """
 
     name: str
+    settings: Any
+    log_panels: tuple[LogPanel, ...] = ()
+    replay_setting: str | None = None
     supported_extension_phases: tuple[str, ...] = PHASES
 
     def __init__(self, extensions: Sequence[Any]) -> None:
@@ -85,6 +95,19 @@ class Trainer(abc.ABC):
         """Return what measures one seed's state by `n_episodes` episodes (of each task)."""
 
     @abc.abstractmethod
+    def deployable(self, state: RunState) -> Deployable:
+        """Return the trained policy, to be written by `wm_collect.deploy.export_policy`.
+
+        An agent may take keyword arguments of its own besides.
+
+        Args:
+            state: a state without a seed axis.
+
+        Raises:
+            ValueError: the state holds several seeds.
+        """
+
+    @abc.abstractmethod
     def ticks_done(self, state: RunState) -> int:
         """Return the ticks behind a state.
 
@@ -105,6 +128,50 @@ class Trainer(abc.ABC):
         """
         return None
 
+    def replay_bytes_per_seed(self, n_timesteps: int) -> int:
+        """Return the bytes of one seed's replay in a run that ends at `n_timesteps`."""
+        del n_timesteps
+        return 0
+
+    def forecast(
+        self, n_timesteps: int, *, n_seeds: int = 1, working: bool = True
+    ) -> MemoryForecast:
+        """Return what memory a run will need, without compiling anything.
+
+        Args:
+            n_timesteps: where the run ends.
+            n_seeds: seeds side by side.
+            working: also estimate what an update needs, which traces it (a few seconds).
+        """
+        state = self.state_like(0, n_timesteps)
+        replay = self.replay_bytes_per_seed(n_timesteps)
+        reading = () if self.shared is None else (jax.eval_shape(lambda: self.shared),)
+        update_bytes = 0
+        if working:
+            update_bytes = forecast.working_bytes(
+                self.algorithm(n_timesteps).update,
+                state.agent,
+                jax.ShapeDtypeStruct((), np.int32),
+                jax.eval_shape(lambda: jax.random.key(0)),
+                jax.ShapeDtypeStruct((), np.bool_),
+                *reading,
+            )
+        replay_rows = 0
+        if self.replay_setting is not None:
+            replay_rows = min(n_timesteps, getattr(self.settings, self.replay_setting))
+        device, device_name = forecast.device_memory()
+        return MemoryForecast(
+            n_seeds=n_seeds,
+            replay=replay,
+            learner=forecast.tree_bytes(state) - replay,
+            shared=forecast.tree_bytes(reading),
+            working=update_bytes,
+            device=device,
+            device_name=device_name,
+            replay_setting=self.replay_setting,
+            replay_rows=replay_rows,
+        )
+
     def resized(self, state: RunState, n_timesteps: int) -> RunState:
         """Return the state with its replay sized for a run that ends at `n_timesteps`."""
         del n_timesteps
@@ -120,6 +187,7 @@ class Trainer(abc.ABC):
         log_frequency: int | None = None,
         eval_frequency: int | None = None,
         save_frequency: int | None = None,
+        save_minutes: float | None = None,
         folder: RunFolder | None = None,
         sinks: Sequence[Sink] = (),
         log_state: dict[str, Any] | None = None,
@@ -142,6 +210,7 @@ class Trainer(abc.ABC):
                 the end.
             save_frequency: timesteps between checkpoints, where there is a folder; None saves
                 with each evaluation.
+            save_minutes: also save when the last checkpoint is older than so many minutes.
             folder: run folder for log rows and checkpoints; None keeps everything in memory.
             sinks: further places for log rows; closed at the end.
             log_state: what a checkpoint stored under this name, when its state is `initial_state`.
@@ -156,8 +225,8 @@ class Trainer(abc.ABC):
 
         Raises:
             ValueError: an argument does not fit, or the environment breaks the agent's terms.
-            TrainingDiverged: a loss or a parameter is no longer finite.
-            TrainingInterrupted: Ctrl-C.
+            TrainingDiverged: no seed is left that learns: each met a number that is not finite.
+            TrainingInterrupted: Ctrl-C was pressed, or SIGTERM arrived.
         """
         self.check_run(seed, n_timesteps, num_episode_test)
         frequencies = Frequencies.resolve(
@@ -194,6 +263,7 @@ class Trainer(abc.ABC):
                 eval_every=frequencies.eval,
                 checkpoints=checkpoints,
                 save_every=frequencies.save,
+                save_minutes=save_minutes,
                 metadata={"n_timesteps": total},
                 sinks=sinks,
                 progress=shown,
@@ -206,7 +276,8 @@ class Trainer(abc.ABC):
         """Check the arguments of `train` that can be wrong before anything is made.
 
         Raises:
-            ValueError: a number is out of range, or the run does not fit the settings.
+            ValueError: a number is out of range, or the run does not fit the settings or the
+                device's memory.
             TypeError: a seed is not an integer.
         """
         if isinstance(n_timesteps, bool) or not isinstance(n_timesteps, int) or n_timesteps < 1:
@@ -215,8 +286,8 @@ class Trainer(abc.ABC):
             )
         if num_episode_test < 0:
             raise ValueError(f"num_episode_test must be at least 0, got {num_episode_test}.")
-        randomness.seed_keys(seed)
-        self.algorithm(n_timesteps)
+        n_seeds = randomness.seed_keys(seed).size
+        self.forecast(n_timesteps, n_seeds=n_seeds, working=False).check()
 
     def state_like(self, seed: int | Sequence[int], n_timesteps: int) -> RunState:
         """Return the shapes of a state of a run that ends at `n_timesteps`, for restoring one."""
@@ -236,13 +307,43 @@ class Agent(Trainer):
         env: the environment it trains on.
         predicts_observations: whether its model predicts what it will observe, and
             `draw_predictions` shows it.
+        protocols: its named sets of defaults.
+        protocol: the name of the one in use.
     """
 
     predicts_observations: bool = False
+    protocols: Mapping[str, Protocol] = {PAPER: Protocol("the paper's hyperparameters")}
 
     def __init__(self, env: Environment, extensions: Sequence[Any]) -> None:
         super().__init__(extensions)
         self.env = env
+        self.protocol = PAPER
+
+    @classmethod
+    def from_protocol(cls, protocol: str, env_id: str | Any, **settings: Any) -> Self:
+        """Make an agent with the settings of a named protocol.
+
+        `describe_departures` says what differs from it. The protocol's length of a run, and other
+        arguments of `train`, are in `protocols[protocol].run`.
+
+        Args:
+            protocol: a name of `protocols`.
+            env_id: the environment, as for the class itself.
+            **settings: arguments of the class that override the protocol's.
+
+        Raises:
+            ValueError: there is no such protocol, or as the class itself.
+        """
+        found = find_protocol(cls.protocols, protocol)
+        # A class that can be made takes an id and settings, see its own signature.
+        make: Callable[..., Self] = cls
+        agent = make(env_id, **{**found.settings, **settings})
+        agent.protocol = protocol
+        return agent
+
+    def describe_departures(self) -> dict[str, str]:
+        """Return what differs from the paper's settings and from the protocol's, as `describe`."""
+        return departures(self.protocol, self.protocols[self.protocol], self.settings)
 
     @abc.abstractmethod
     def evaluator(self, n_episodes: int, *, record: bool = False) -> Evaluate:
@@ -278,6 +379,37 @@ class Agent(Trainer):
         """
         return
 
+    def diagnose(
+        self, state: RunState, episodes: Sequence[Trajectory], key: jax.Array
+    ) -> Diagnostics:
+        """Return how well a state's predictions fit episodes that it played.
+
+        Args:
+            state: a state without a seed axis.
+            episodes: recorded episodes, see `record_episodes`; at least one.
+            key: draws what predictions sample; consumed.
+        """
+        del state, episodes, key
+        return Diagnostics()
+
+    def record_episodes(
+        self, state: RunState, *, n_episodes: int = 8, seed: int = 0
+    ) -> list[Trajectory]:
+        """Play episodes one after the other and return what happened, see `play_episodes`.
+
+        Episode i is the one that `evaluate` records with the seed `seed + i`.
+
+        Args:
+            state: a state without a seed axis.
+            n_episodes: at least 1.
+            seed: draws the episodes; unrelated to the training seed.
+
+        Raises:
+            ValueError: `n_episodes` is below 1.
+        """
+        keys = [jax.random.key(seed + i) for i in range(n_episodes)]
+        return play_episodes(self.evaluator(1, record=True), state, keys)
+
     def evaluate(
         self, state: RunState, *, n_episodes: int = 10, seed: int = 0, record: bool = False
     ) -> Evaluation:
@@ -295,6 +427,36 @@ class Agent(Trainer):
             return jax.block_until_ready(run(state.agent, jax.random.key(seed)))
 
 
+def play_episodes(
+    evaluate: Evaluate, state: RunState, keys: Sequence[jax.Array]
+) -> list[Trajectory]:
+    """Play one episode per key, and return what happened as NumPy arrays.
+
+    They are played one after the other: by the program that also draws the animation of a run, and
+    in the memory of one episode. The environment's own states are kept of the first episode only;
+    they serve to draw it, and can be large.
+
+    Args:
+        evaluate: measures one episode and records it.
+        state: a state without a seed axis.
+        keys: one for each episode.
+
+    Raises:
+        ValueError: there is no key.
+    """
+    if not keys:
+        raise ValueError("n_episodes must be at least 1, got 0.")
+    enable_compile_cache()
+    run = jax.jit(evaluate)
+    episodes = []
+    with quiet_xla():
+        for i, key in enumerate(keys):
+            trajectory: Any = run(state.agent, key).trajectory
+            kept = trajectory if i == 0 else dataclasses.replace(trajectory, env_state=None)
+            episodes.append(jax.device_get(kept))
+    return episodes
+
+
 def same_count(counts: Any, what: str) -> int:
     """Return how far a state is, from a count that all of its seeds must share.
 
@@ -305,3 +467,20 @@ def same_count(counts: Any, what: str) -> int:
     if values.size != 1:
         raise ValueError(f"the seeds of a state must be equally far, got {values.tolist()} {what}.")
     return int(values[0])
+
+
+def check_one_seed(count: Any) -> None:
+    """Refuse a state of several seeds where that of one is needed.
+
+    Args:
+        count: a number of the state that is `[]` without a seed axis.
+
+    Raises:
+        ValueError: it has a seed axis.
+    """
+    shape = np.shape(count)
+    if shape:
+        raise ValueError(
+            f"the state holds {shape[0]} seeds side by side, and the state of one is needed: "
+            "take it with jax.tree.map(lambda leaf: leaf[i], state)."
+        )

@@ -1,4 +1,4 @@
-"""The command line every agent package installs: train, resume, evaluate, render, plot, info.
+"""The command line every agent package installs: train, resume, evaluate, export and the rest.
 
 An agent package describes itself with an `AgentCommand` and calls `main`;
 `wm_collect.cli_options` says what can be given.
@@ -12,23 +12,31 @@ from typing import Any
 
 import numpy as np
 
-from wm_collect import reports
+from wm_collect import doctor, reports
 from wm_collect.agent import Agent
+from wm_collect.cli_check import check_environment
+from wm_collect.cli_export import export_run
 from wm_collect.cli_options import (
     AgentCommand,
+    CheckEnv,
+    Doctor,
     EnvOptions,
     Evaluate,
+    Export,
     Plot,
     Render,
+    Report,
     Resume,
     RunOptions,
     parse,
 )
+from wm_collect.cli_report import report_agent
 from wm_collect.cli_runs import (
     continue_run,
     exit_status,
     per_seed,
     relative,
+    report_command,
     restore,
     run_settings,
     seed_argument,
@@ -36,6 +44,7 @@ from wm_collect.cli_runs import (
 )
 from wm_collect.curves import plot_learning_curve
 from wm_collect.loop import RunState
+from wm_collect.protocol import PAPER, changes
 from wm_collect.run_folder import RunFolder
 
 
@@ -43,26 +52,35 @@ def main(command: AgentCommand, args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status, see `wm_collect.cli_runs.exit_status`."""
     args = list(sys.argv[1:] if args is None else args)
 
-    def action() -> None:
+    def action() -> int | None:
         parsed = parse(command, args)
+        if isinstance(parsed, CheckEnv):
+            return check_environment(parsed)
+        if isinstance(parsed, Doctor):
+            return doctor.print_checks()
         if isinstance(parsed, Resume):
             _resume(command, parsed)
         elif isinstance(parsed, Evaluate):
             _evaluate(command, parsed)
         elif isinstance(parsed, Render):
             _render(command, parsed)
+        elif isinstance(parsed, Export):
+            _export(command, parsed)
+        elif isinstance(parsed, Report):
+            _report(command, parsed)
         elif isinstance(parsed, Plot):
             plot(parsed)
-        elif hasattr(parsed, "options"):
+        elif parsed.trains:
             _train(command, parsed)
         else:
             _info(command, parsed)
+        return None
 
     return exit_status(command.prog, action)
 
 
 def _train(command: AgentCommand, parsed: Any) -> None:
-    agent = _make_agent(command, parsed.env_id, parsed.settings, parsed.env)
+    agent = _make_agent(command, parsed.env_id, parsed.settings, parsed.env, parsed.protocol)
     options: RunOptions = parsed.options
     agent.check_run(seed_argument(options.seed), options.n_timesteps, options.num_episode_test)
     folder = RunFolder.create(
@@ -76,11 +94,12 @@ def _train(command: AgentCommand, parsed: Any) -> None:
             "settings": dataclasses.asdict(parsed.settings),
             "run": run_settings(options),
             "description": agent.describe(),
+            "departures": _departures(agent, parsed),
         },
         env_id=parsed.env_id.replace("/", "-"),
         agent=command.short_name,
     )
-    _print_description(command, agent, parsed)
+    _print_description(agent, agent.describe() | _departures(agent, parsed))
     print(f"Run folder: {relative(folder.path)}")
     _run(command, agent, folder, None, options.n_timesteps, {})
 
@@ -118,6 +137,16 @@ def _render(command: AgentCommand, parsed: Render) -> None:
     print(f"Return {float(result.episode_return[0]):.1f}: {relative(out.absolute())}")
 
 
+def _export(command: AgentCommand, parsed: Any) -> None:
+    folder, agent = open_run(command, parsed.run)
+    export_run(agent, folder, parsed, dataclasses.asdict(parsed.budget))
+
+
+def _report(command: AgentCommand, parsed: Report) -> None:
+    folder, agent = open_run(command, parsed.run)
+    report_agent(agent, folder, parsed, agent.describe_departures()["departures"])
+
+
 def plot(parsed: Plot) -> None:
     """Draw the learning curves of run folders over each other."""
     if not parsed.runs:
@@ -129,15 +158,28 @@ def plot(parsed: Plot) -> None:
 
 
 def _info(command: AgentCommand, parsed: Any) -> None:
-    agent = _make_agent(command, parsed.env_id, parsed.settings, parsed.env)
-    _print_description(command, agent, parsed)
+    agent = _make_agent(command, parsed.env_id, parsed.settings, parsed.env, parsed.protocol)
+    memory = agent.forecast(parsed.options.n_timesteps, n_seeds=len(parsed.options.seed))
+    _print_description(agent, agent.describe() | memory.describe() | _departures(agent, parsed))
+    memory.check()
 
 
-def _print_description(command: AgentCommand, agent: Agent, parsed: Any) -> None:
-    """Print what there is to know before a run, and every setting that is not the paper's."""
-    title = f"{agent.name}, protocol {parsed.protocol}"
-    departures = reports.departures(parsed.settings, command.settings())
-    reports.print_description(agent.describe() | departures, title=title)
+def _departures(agent: Agent, parsed: Any) -> dict[str, str]:
+    """Return what a run changes of the paper's settings and of its protocol's, as lines."""
+    usual = RunOptions(**agent.protocols[agent.protocol].run)
+    kept = dataclasses.asdict(usual) | {
+        name: getattr(parsed.options, name) for name in ("n_timesteps", "num_episode_test")
+    }
+    whose = "default" if agent.protocol == PAPER else agent.protocol
+    changed = changes(RunOptions(**kept), usual, whose)
+    changed += changes(parsed.env, EnvOptions(), whose)
+    lines = agent.describe_departures()
+    return lines | ({"run's own": ", ".join(changed)} if changed else {})
+
+
+def _print_description(agent: Agent, lines: dict[str, str]) -> None:
+    """Print what there is to know before a run."""
+    reports.print_description(lines, title=f"{agent.name}, protocol {agent.protocol}")
 
 
 def _run(
@@ -161,6 +203,7 @@ def _run(
         if run["animation"]:
             reports.draw_episode(agent.env, result, folder.evaluation_gif)
     reports.print_summary(folder, series, relative)
+    print(f"To see why: {report_command(command.prog, folder)}")
 
 
 def open_run(command: AgentCommand, path: Path) -> tuple[RunFolder, Agent]:
@@ -178,7 +221,8 @@ def open_run(command: AgentCommand, path: Path) -> tuple[RunFolder, Agent]:
             f"{command.short_name!r}."
         )
     settings = command.settings(**stored["settings"])
-    return folder, _make_agent(command, stored["env_id"], settings, EnvOptions(**stored["env"]))
+    env = EnvOptions(**stored["env"])
+    return folder, _make_agent(command, stored["env_id"], settings, env, stored["protocol"])
 
 
 def _trained(
@@ -190,6 +234,10 @@ def _trained(
     return agent, folder.settings["run"]["seed"], state, metadata
 
 
-def _make_agent(command: AgentCommand, env_id: str, settings: Any, env: EnvOptions) -> Agent:
+def _make_agent(
+    command: AgentCommand, env_id: str, settings: Any, env: EnvOptions, protocol: str
+) -> Agent:
     values = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
-    return command.agent(env_id, **values, env_params=env.env_params, terminates=env.terminates)
+    return command.agent.from_protocol(
+        protocol, env_id, **values, env_params=env.env_params, terminates=env.terminates
+    )

@@ -5,28 +5,19 @@ cannot exist without its keyword argument or the reverse; their help is the fiel
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
 from wm_collect.agent import Agent
+from wm_collect.protocol import PAPER, Protocol, find_protocol
 
 
-@dataclasses.dataclass(frozen=True)
-class Protocol:
-    """A named set of defaults for one purpose.
-
-    Attributes:
-        summary: what it is for, one sentence.
-        settings: the agent's settings that differ from the paper's.
-        run: the `RunOptions` that differ from the usual.
-    """
-
-    summary: str
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoBudget:
+    """The budget of an agent whose decisions always compute the same."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +27,17 @@ class AgentCommand:
     Attributes:
         prog: name of the installed script.
         short_name: used in the default name of run folders.
-        agent: makes the agent: `agent(env_id, **settings, env_params=…, terminates=…)`.
+        agent: the agent's class, which also has its protocols.
         settings: dataclass of the agent's settings, its fields documented.
-        protocols: named sets of defaults; must hold "paper".
+        budget: dataclass of what one decision of an exported policy may compute, its fields
+            documented; they are keyword arguments of the agent's `deployable`.
     """
 
     prog: str
     short_name: str
-    agent: Callable[..., Agent]
+    agent: type[Agent]
     settings: type
-    protocols: Mapping[str, Protocol]
+    budget: type = NoBudget
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +56,8 @@ class RunOptions:
     """Timesteps between evaluations; None gives 4."""
     save_frequency: int | None = None
     """Timesteps between checkpoints; None saves with each evaluation."""
+    save_minutes: float | None = None
+    """Also save when the last checkpoint is older than so many minutes."""
     root: Path = Path("runs")
     """Folder of all runs."""
     name: str | None = None
@@ -131,6 +125,38 @@ class Render:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write a trained policy to a folder that acts without the training code."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+    out: Path | None = None
+    """Folder to make; None is `policy` in the run folder."""
+    training_seed: int | None = None
+    """The seed whose policy to write; may be left out if the run trained only one."""
+    best: bool = False
+    """Use the checkpoint with the best evaluation instead of the newest."""
+    fallback: bool = False
+    """If the checkpoint is damaged, use the one before it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Examine a trained run, and write a page that explains its curve."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder; the page is its report.html."""
+    episodes: int = 8
+    """Episodes on which the agent's predictions are examined."""
+    seed: int = 0
+    """Draws the episodes."""
+    best: bool = False
+    """Use the checkpoint with the best evaluation instead of the newest."""
+    fallback: bool = False
+    """If the checkpoint is damaged, use the one before it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plot:
     """Draw the learning curves of one or more runs over each other."""
 
@@ -140,42 +166,77 @@ class Plot:
     """Where to write the picture; its ending chooses the format."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckEnv:
+    """Check that an environment keeps the rules, and print some of its rows."""
+
+    env_id: Annotated[str, tyro.conf.Positional]
+    """Environment: an id, a registered name, or module:attribute of your own code."""
+    rows: int = 20
+    """Rows to print, if no error was found; 0 for none."""
+    n_steps: int | None = None
+    """Agent steps of each episode that is run; None for one whole episode."""
+    episode_length: int | None = None
+    """Time limit in simulator steps; None keeps the environment's own."""
+    seed: int = 0
+    """Draws resets, steps and actions."""
+    env: Annotated[EnvOptions, tyro.conf.arg(name="")] = EnvOptions()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Check that what is installed works and computes right numbers, in about a minute."""
+
+
 def parse(command: AgentCommand, args: list[str]) -> Any:
     """Return the subcommand that `args` give, as an object of its class.
 
-    `Info` and `Train` are made here, because their options are the agent's settings.
+    `Info`, `Train` and `ExportWithin` are made here, because their options are the agent's.
 
     Raises:
         SystemExit: the arguments do not parse, or ask for help.
         ValueError: the protocol is unknown.
     """
-    protocol = _protocol_of(command, args)
-    defaults = command.settings(**protocol.settings)
-    names = ", ".join(f"{name} ({p.summary})" for name, p in command.protocols.items())
+    preset = _protocol_of(command, args)
+    defaults = command.settings(**preset.settings)
+    full_budget = command.budget()
+    names = ", ".join(f"{name} ({p.summary})" for name, p in command.agent.protocols.items())
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Info:
-        """Print what there is to know about an agent on a task, without training."""
+        """Print what there is to know about a run, memory included, without training."""
 
         env_id: Annotated[str, tyro.conf.Positional]
-        """Environment: an id of Gymnax, Brax or MuJoCo Playground, or a registered name."""
+        """Environment: an id of Gymnax, Brax or MuJoCo Playground, or module:attribute."""
         protocol: Annotated[str, tyro.conf.arg(help=f"Named set of defaults: {names}.")] = "paper"
         settings: Annotated[command.settings, tyro.conf.arg(name="")] = defaults  # type: ignore
         env: Annotated[EnvOptions, tyro.conf.arg(name="")] = EnvOptions()
+        options: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions(**preset.run)
+        trains: ClassVar[bool] = False
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Train(Info):
         """Train an agent in a new run folder."""
 
-        options: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions(**protocol.run)
+        trains: ClassVar[bool] = True
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class ExportWithin(Export):
+        """Write a trained policy to a folder that acts without the training code."""
+
+        budget: Annotated[command.budget, tyro.conf.arg(name="")] = full_budget  # type: ignore
 
     commands = (
         Annotated[Train, tyro.conf.subcommand("train")]
         | Annotated[Resume, tyro.conf.subcommand("resume")]
         | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
         | Annotated[Render, tyro.conf.subcommand("render")]
+        | Annotated[ExportWithin, tyro.conf.subcommand("export")]
+        | Annotated[Report, tyro.conf.subcommand("report")]
         | Annotated[Plot, tyro.conf.subcommand("plot")]
         | Annotated[Info, tyro.conf.subcommand("info")]
+        | Annotated[CheckEnv, tyro.conf.subcommand("check")]
+        | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     )
     with settings_registry(command.settings):
         return tyro.cli(commands, args=args, prog=command.prog, config=(tyro.conf.OmitArgPrefixes,))
@@ -212,12 +273,10 @@ def _callable_or_float(settings: type) -> Any:
 
 def _protocol_of(command: AgentCommand, args: Sequence[str]) -> Protocol:
     """Return the protocol named on the command line, which sets the defaults of the others."""
-    name = "paper"
+    name = PAPER
     for i, arg in enumerate(args):
         if arg == "--protocol" and i + 1 < len(args):
             name = args[i + 1]
         elif arg.startswith("--protocol="):
             name = arg.partition("=")[2]
-    if name not in command.protocols:
-        raise ValueError(f"--protocol must be one of {', '.join(command.protocols)}, got {name!r}.")
-    return command.protocols[name]
+    return find_protocol(command.agent.protocols, name)

@@ -22,25 +22,26 @@ from wm_collect.sinks import Sink, TensorBoardSink, WandbSink
 
 _COMPLETE = 0
 _FAILED = 1
-_INTERRUPTED = 130
+_SIGNALLED = 128  # plus the signal's number
 
 
-def exit_status(prog: str, action: Callable[[], None]) -> int:
+def exit_status(prog: str, action: Callable[[], int | None]) -> int:
     """Run a command and return its exit status.
 
-    User errors end with one sentence on standard error and status 1, Ctrl-C with status 130.
+    It is what the command returns, or 0 if that is None. User errors end with one sentence on
+    standard error and status 1, a run stopped by Ctrl-C with status 130, by SIGTERM with 143.
     """
     try:
-        action()
+        status = action()
     except TrainingInterrupted as stopped:
         print(stopped, file=sys.stderr)
-        return _INTERRUPTED
+        return _SIGNALLED + stopped.signal
     except (ValueError, TypeError, OSError, ImportError, CheckpointError, TrainingDiverged) as e:
         if isinstance(e, TypeError) and e.__traceback__ is not None and _inside_library(e):
             raise
         print(f"{prog}: {e}", file=sys.stderr)
         return _FAILED
-    return _COMPLETE
+    return _COMPLETE if status is None else status
 
 
 def _inside_library(error: BaseException) -> bool:
@@ -104,6 +105,7 @@ def train_in_folder(
         log_frequency=run["log_frequency"],
         eval_frequency=run["eval_frequency"],
         save_frequency=run["save_frequency"],
+        save_minutes=run.get("save_minutes"),
         folder=folder,
         sinks=_extra_sinks(folder, run),
         log_state=log_state or None,
@@ -160,6 +162,7 @@ def continue_run(
             f"--n-timesteps and a larger number."
         )
     print(f"Resuming {relative(folder.path)} at {done:,} of {planned:,} timesteps.")
+    folder.record_resume(done, planned)
     return state, planned - done, metadata["log_state"]
 
 
@@ -215,6 +218,11 @@ def per_seed(seeds: Sequence[int], state: RunState) -> Iterator[tuple[int, RunSt
         return
     for i, seed in enumerate(seeds):
         yield seed, jax.tree.map(lambda leaf, i=i: leaf[i], state)
+
+
+def report_command(prog: str, folder: RunFolder) -> str:
+    """Return the command that reports on a run."""
+    return f"{prog} report {shlex.quote(relative(folder.path))}"
 
 
 def relative(path: Path) -> str:

@@ -341,6 +341,9 @@ def _emit(state: CollectorState, action: jax.Array) -> tuple[Row, EpisodeRecord]
         finished=state.is_last,
         episode_return=jnp.where(state.is_last, state.episode_return + state.reward, 0.0),
         episode_length=jnp.where(state.is_last, state.episode_length + 1, 0),
+        obs_finite=jnp.isfinite(row.obs).all(axis=-1),
+        reward_finite=jnp.isfinite(row.reward),
+        action_finite=jnp.isfinite(row.action).reshape(row.reward.shape[0], -1).all(axis=-1),
     )
     return row, record
 

@@ -5,6 +5,8 @@ checkpoints written depends on the absolute tick alone, so a run resumed from a 
 these things where the uninterrupted run does them, with the same numbers.
 """
 
+import math
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from wm_collect import extensions as ext
-from wm_collect import metrics, programs, randomness
+from wm_collect import health, metrics, programs, randomness
 from wm_collect.checkpoint import Checkpoints
 from wm_collect.clocks import Clock
 from wm_collect.evaluate import Evaluate, TaskEvaluations
-from wm_collect.failures import TrainingInterrupted, check_counters, check_finite
+from wm_collect.failures import TrainingDiverged, TrainingInterrupted, check_counters
 from wm_collect.interrupt import StopRequest, wait_until_ready
 from wm_collect.loop import Algorithm, RunState
 from wm_collect.pace import Pace
@@ -46,6 +48,7 @@ def train(
     eval_every: int | None = None,
     checkpoints: Checkpoints | None = None,
     save_every: int | None = None,
+    save_minutes: float | None = None,
     metadata: Mapping[str, Any] | None = None,
     sinks: Sequence[Sink] = (),
     progress: RunProgress | None = None,
@@ -57,9 +60,11 @@ def train(
 
     A log row is written at every multiple of `log_every` and of `eval_every`, and at the end; an
     evaluation is made at every multiple of `eval_every` and at the end; a checkpoint is saved at
-    every multiple of `save_every` and at the end. `wm_collect.metrics` describes a row.
+    every multiple of `save_every`, when the last is older than `save_minutes`, and at the end.
+    `wm_collect.metrics` describes a row.
 
-    The first Ctrl-C ends the run after the running chunk, with a checkpoint; the second aborts.
+    The first Ctrl-C or SIGTERM ends the run after the running chunk, with a checkpoint; the second
+    aborts.
 
     Args:
         algorithm: the agent's functions.
@@ -78,6 +83,7 @@ def train(
         eval_every: timesteps between evaluations; None evaluates at the end only.
         checkpoints: where to save; None saves nothing.
         save_every: timesteps between checkpoints; None saves at the end only.
+        save_minutes: the oldest that the last checkpoint may become; None for any age.
         metadata: plain values to keep in every checkpoint.
         sinks: where log rows go. They are closed at the end.
         progress: what shows the run; entered and left by the caller.
@@ -91,11 +97,13 @@ def train(
 
     Raises:
         ValueError: an argument does not fit, or `algorithm.check` complains.
-        TrainingDiverged: a metric or a trained value is not finite.
-        TrainingInterrupted: Ctrl-C was pressed.
+        TrainingDiverged: no seed is left that learns, see `wm_collect.health`.
+        TrainingInterrupted: Ctrl-C was pressed, or SIGTERM arrived.
     """
     periods = {"log": log_every, "eval": eval_every, "save": save_every}
     _check_arguments(start_tick, stop_tick, periods, initial, checkpoints)
+    if save_minutes is not None and not save_minutes > 0:
+        raise ValueError(f"save_minutes must be above 0, got {save_minutes}.")
     extensions = ext.check_extensions(extensions, algorithm.supported_phases, algorithm.name)
     progress = progress or RunProgress(clock.timestep(stop_tick), enabled=False)
     seed_keys = randomness.seed_keys(seeds)
@@ -120,6 +128,7 @@ def train(
         periods={name: every for name, every in periods.items() if every is not None},
         log_state=log_state,
         checkpoints=checkpoints,
+        save_seconds=math.inf if save_minutes is None else 60 * save_minutes,
         metadata=metadata or {},
         sinks=sinks,
         progress=progress,
@@ -153,6 +162,7 @@ class _Run:
         periods: dict[str, int],
         log_state: Mapping[str, Any] | None,
         checkpoints: Checkpoints | None,
+        save_seconds: float,
         metadata: Mapping[str, Any],
         sinks: Sequence[Sink],
         progress: RunProgress,
@@ -170,11 +180,14 @@ class _Run:
         self.periods = periods
         self.due = {name: clock.next_multiple(tick, every) for name, every in periods.items()}
         self.checkpoints = checkpoints
+        self.save_seconds = save_seconds
+        self.saved_at = time.monotonic()
         self.metadata = metadata
         self.sinks = sinks
         self.progress = progress
         self.pace = pace
         self.series = metrics.Series(seed_keys.shape)
+        self.health: health.Health = jax.device_get(run_state.health)
         self.began = time.monotonic()
         if log_state is None:
             self.window = metrics.MetricWindow.empty(algorithm.metric_names, seed_keys.shape)
@@ -193,11 +206,12 @@ class _Run:
                 score = None
                 if at_end or due & {"log", "eval"}:
                     score = self._log(evaluate=at_end or "eval" in due)
-                stopping = stop_request.requested and not at_end
-                if at_end or stopping or "save" in due:
+                stopped_by = None if at_end else stop_request.signal
+                overdue = time.monotonic() - self.saved_at >= self.save_seconds
+                if at_end or stopped_by is not None or overdue or "save" in due:
                     self._save(score)
-                if stopping:
-                    raise self._interruption(resume_hint)
+                if stopped_by is not None:
+                    raise self._interruption(stopped_by, resume_hint)
         self.progress.set_phase("done")
 
     def _chunk(self, stop: int) -> None:
@@ -208,22 +222,35 @@ class _Run:
         self.run_state, report = self.compiled.chunk(
             self.run_state, self.seed_keys, jnp.int32(start), jnp.int32(stop), self.shared
         )
-        wait_until_ready(report.trained_finite)
+        wait_until_ready(report.health.tick)
         report = jax.device_get(report)
         self.pace.measured(start, stop, time.monotonic() - began)
         self.tick = stop
-        check_finite(
-            self.algorithm,
-            report,
-            start,
-            stop,
-            trained_names=self.compiled.trained_names,
-            seeds=self.seeds,
-            remedy=self._divergence_remedy(),
-        )
+        self._look_at(report.health)
         check_counters(self.algorithm, report.counters, self.seeds)
-        self.window.add(report.ticks, stop - start)
+        self.window.add(report.ticks, stop - start, report.health, start)
         self.progress.advance(self.clock.timestep(stop))
+
+    def _look_at(self, found: health.Health) -> None:
+        """Tell of the seeds that have newly stopped learning; end the run if none is left.
+
+        Raises:
+            TrainingDiverged: none is left.
+        """
+        already, self.health = self.health, found
+        new = np.flatnonzero(np.atleast_1d(found.stopped & ~already.stopped))
+        metric_names = [metrics.metric_key(name) for name in self.algorithm.metric_names]
+        names = health.sources(metric_names, self.compiled.trained_names)
+        told = [health.describe(found, int(index), names, self.seeds) for index in new]
+        if found.stopped.all():
+            last = told[-1] if told else "every seed had stopped learning before"
+            raise TrainingDiverged(
+                f"Training diverged: {last}. {self._divergence_remedy()}", int(found.tick.max())
+            )
+        for sentence in told:
+            self.progress.message(
+                f"A seed stopped learning: {sentence}. It stays as it was before; the others go on."
+            )
 
     def _announce_chunk(self, start: int, stop: int) -> None:
         """Say so when a tick may keep the user waiting, such as the burst after a seed phase."""
@@ -256,16 +283,41 @@ class _Run:
         self.window = metrics.MetricWindow.empty(self.algorithm.metric_names, self.seed_keys.shape)
         if evaluate and self.compiled.evaluation is not None:
             self.progress.set_phase("evaluating")
-            row |= self.compiled.evaluation(self.run_state, self.seed_keys, jnp.int32(self.tick))
+            measured = self.compiled.evaluation(
+                self.run_state, self.seed_keys, jnp.int32(self.tick)
+            )
+            row |= {
+                key: np.where(self.health.stopped, np.nan, value) for key, value in measured.items()
+            }
             self.progress.set_phase(_TRAINING)
+        if np.any(self.health.stopped):
+            row |= metrics.stopped_seeds(self.health)
         row[metrics.ELAPSED] = time.monotonic() - self.began
         self.series.append(row)
         plain = {"tick": self.tick, **metrics.sink_row(row, self.seeds)}
-        for sink in self.sinks:
-            sink.write(plain)
+        self._write(plain)
         self.progress.log_row(plain)
-        measured = metrics.TRAIN_RETURN if self.compiled.evaluation is None else metrics.EVAL_RETURN
-        return plain.get(measured)
+        judged = metrics.TRAIN_RETURN if self.compiled.evaluation is None else metrics.EVAL_RETURN
+        return plain.get(judged)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        """Give a row to every sink.
+
+        Raises:
+            OSError: one could not write it; what was saved before is as it was.
+        """
+        for sink in self.sinks:
+            try:
+                sink.write(row)
+            except OSError as error:
+                kept = ""
+                latest = None if self.checkpoints is None else self.checkpoints.latest_tick()
+                if latest is not None:
+                    kept = f" The checkpoint of tick {latest} is unharmed: make room and resume."
+                raise OSError(
+                    f"The log row of tick {self.tick} could not be written: "
+                    f"{error.strerror or error}.{kept}"
+                ) from error
 
     def _log_state(self) -> dict[str, Any]:
         return {"window": self.window.to_plain(), "elapsed": time.monotonic() - self.began}
@@ -280,9 +332,10 @@ class _Run:
             "log_state": self._log_state(),
         }
         self.checkpoints.save(self.tick, self.run_state, {**self.metadata, **own}, score)
+        self.saved_at = time.monotonic()
         self.progress.set_phase(_TRAINING)
 
-    def _interruption(self, resume_hint: str) -> TrainingInterrupted:
+    def _interruption(self, number: signal.Signals, resume_hint: str) -> TrainingInterrupted:
         timestep = self.clock.timestep(self.tick)
         where = f"Stopped at {timestep:,} {self.clock.unit} (tick {self.tick})"
         if self.checkpoints is None:
@@ -295,7 +348,7 @@ class _Run:
         if resume_hint:
             message = f"{message} Continue with: {resume_hint}"
         return TrainingInterrupted(
-            message, self.run_state, self.tick, self._log_state(), self.series.arrays()
+            message, number, self.run_state, self.tick, self._log_state(), self.series.arrays()
         )
 
     def _divergence_remedy(self) -> str:

@@ -57,5 +57,6 @@ def _unknown(env_id: str, name: str) -> str:
     hint = f"Close matches: {'; '.join(matches)}." if matches else "No known id is close to it."
     return (
         f"Unknown environment id {env_id!r}. {hint} wm_collect.known_ids() lists all ids, and "
-        f"wm_collect.register_env(name, builder) adds one of your own."
+        f"wm_collect.register_env(name, builder) adds one of your own; so does the id "
+        f'"module:attribute", which is imported.'
     )

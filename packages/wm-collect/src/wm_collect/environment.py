@@ -23,12 +23,15 @@ from wm_collect.actions import DiscreteActions
 from wm_collect.backends import custom
 from wm_collect.backends.custom import register_env, registered_envs
 from wm_collect.backends.simulator import Simulator
+from wm_collect.backends.state_api import FunctionalEnv, FunctionalState
 from wm_collect.state_layout import StateLayout
 
 __all__ = [
     "EnvSpec",
     "EnvState",
     "Environment",
+    "FunctionalEnv",
+    "FunctionalState",
     "SimulatedEnvironment",
     "Transition",
     "agent_episode_length",
@@ -111,7 +114,8 @@ class Transition(NamedTuple):
 class Environment(Protocol):
     """One environment with pure functions; `jax.vmap` makes a batch of it.
 
-    An object of your own with these three members is accepted wherever an id is.
+    What every environment becomes, and what the rest of the package works with. An object of your
+    own with these three members is accepted wherever an id is; `FunctionalEnv` asks for less.
     """
 
     spec: EnvSpec
@@ -240,8 +244,9 @@ def make_env(
 
     Args:
         env: an id of Gymnax, Brax or MuJoCo Playground ("Pendulum-v1", "hopper", "CartpoleBalance";
-            "gymnax/…", "brax/…" and "playground/…" name the library), a name given to
-            `register_env`, or an environment object.
+            "gymnax/…", "brax/…" and "playground/…" name the library); a name given to
+            `register_env`; "module:attribute", which is imported, from the current folder too; or
+            an environment object, see `FunctionalEnv`.
         episode_length: time limit in simulator steps; None for the environment's own, which is
             1000 for Brax and for most of Playground.
         action_repeat: simulator steps per agent step.
@@ -260,7 +265,7 @@ def make_env(
             says what is accepted.
     """
     simulator: Simulator
-    if isinstance(env, str) and env not in custom.registered_envs():
+    if isinstance(env, str) and not custom.is_own(env):
         backend, name = env_ids.resolve(env)
         simulator = backend.load(name, episode_length=episode_length, env_params=env_params)
     else:

@@ -26,6 +26,7 @@ class Trajectory:
         action: agent's actions, `[T, A]` in agent units, or int32 `[T]`.
         reward: reward received after each action, `[T]`.
         length: agent steps of the episode, int32 `[]`: entries up to `length` are valid.
+        terminated: whether the environment ended the episode, bool `[]`; a time limit does not.
     """
 
     env_state: Any
@@ -33,6 +34,7 @@ class Trajectory:
     action: jax.Array
     reward: jax.Array
     length: jax.Array
+    terminated: jax.Array | bool = False
 
 
 @jax.tree_util.register_dataclass
@@ -139,6 +141,8 @@ def evaluate_policy(
         trajectory = progress.trajectory
         if trajectory is not None:
             trajectory = _record(trajectory, t, env_state, obs, action, reward)
+            ended = trajectory.terminated | (running & moved.terminated)[0]
+            trajectory = dataclasses.replace(trajectory, terminated=ended)
         return _Progress(
             t=t + 1,
             env_state=env_state,
@@ -198,6 +202,7 @@ def _empty_trajectory(time_limit: int, env_state: Any, obs: Any, action: Any) ->
         action=rows(time_limit, action),
         reward=jnp.zeros(time_limit, jnp.float32),
         length=jnp.zeros((), jnp.int32),
+        terminated=jnp.zeros((), bool),
     )
 
 

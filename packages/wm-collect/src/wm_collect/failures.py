@@ -1,19 +1,19 @@
 """Reasons for which a run stops before its end, each told in one sentence."""
 
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from wm_collect.loop import Algorithm, ChunkReport, RunState
-from wm_collect.metrics import TRAIN_RETURN, metric_key
+from wm_collect.loop import Algorithm, RunState
 
 
 class TrainingDiverged(RuntimeError):
-    """A metric or a trained value is not finite any more.
+    """No seed is left that learns: each has met a number that is not finite.
 
     Attributes:
-        tick: absolute tick at which this was first seen.
+        tick: absolute tick at which the last of them did.
     """
 
     def __init__(self, message: str, tick: int) -> None:
@@ -22,9 +22,10 @@ class TrainingDiverged(RuntimeError):
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """The run was stopped in good order by Ctrl-C, after its running chunk.
+    """The run was stopped in good order by Ctrl-C or SIGTERM, after its running chunk.
 
     Attributes:
+        signal: which of the two, a `signal.Signals`.
         run_state: the state at `tick`, from which the run can go on.
         tick: absolute tick, the number of ticks done.
         log_state: the argument of `train` with which the next log row is what it would have been.
@@ -34,59 +35,18 @@ class TrainingInterrupted(KeyboardInterrupt):
     def __init__(
         self,
         message: str,
+        signal: signal.Signals,
         run_state: RunState,
         tick: int,
         log_state: dict[str, Any],
         evaluations: dict[str, np.ndarray],
     ) -> None:
         super().__init__(message)
+        self.signal = signal
         self.run_state = run_state
         self.tick = tick
         self.log_state = log_state
         self.evaluations = evaluations
-
-
-def check_finite(
-    algorithm: Algorithm,
-    report: ChunkReport,
-    start: int,
-    stop: int,
-    *,
-    trained_names: Sequence[str],
-    seeds: Sequence[int] | None,
-    remedy: str,
-) -> None:
-    """Raise at a chunk's first metric or return that is not finite, or else at a trained value.
-
-    Args:
-        algorithm: the agent, for its metric names.
-        report: the chunk's report, as NumPy arrays.
-        start: first tick of the chunk.
-        stop: tick after its last.
-        trained_names: names of the leaves behind `report.trained_finite`.
-        seeds: the list of seeds; None for a run without a seed axis.
-        remedy: what the message ends with.
-
-    Raises:
-        TrainingDiverged: something is not finite.
-    """
-    found: list[tuple[int, int, str, str]] = []
-    # What did not happen at a tick is recorded as zero, which is finite.
-    columns = {metric_key(name): report.ticks.metrics[name] for name in algorithm.metric_names}
-    columns |= {TRAIN_RETURN: report.ticks.episode_return.sum(-1)}
-    for order, (name, column) in enumerate(columns.items()):
-        values = np.atleast_2d(column)[:, : stop - start]
-        for index, row in np.argwhere(~np.isfinite(values)):
-            seed = "" if seeds is None else f", seed {seeds[index]}"
-            value = values[index, row]
-            found.append((start + int(row), order, f"{name} became {value}", seed))
-    if not found:
-        for index, leaf in np.argwhere(~np.atleast_2d(report.trained_finite)):
-            seed = "" if seeds is None else f", seed {seeds[index]}"
-            found.append((stop - 1, leaf, f"{trained_names[leaf]} is no longer finite", seed))
-    if found:
-        tick, _, what, seed = min(found)
-        raise TrainingDiverged(f"Training diverged: {what} at tick {tick}{seed}. {remedy}", tick)
 
 
 def check_counters(

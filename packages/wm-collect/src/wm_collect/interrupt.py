@@ -1,4 +1,4 @@
-"""Ctrl-C during training: the first asks the run to stop in good order, the second aborts.
+"""Ctrl-C or SIGTERM during training: the first asks for a stop in good order, the second aborts.
 
 While a chunk computes, the main thread waits in Python, in short sleeps: inside JAX's own wait a
 signal would not be seen before the computation is over.
@@ -19,21 +19,30 @@ _EXIT_STATUS_OF_CTRL_C = 128 + signal.SIGINT
 
 
 class StopRequest:
-    """Context manager that turns the first Ctrl-C into the flag `requested`.
+    """Context manager that remembers the first Ctrl-C or SIGTERM.
 
-    A second Ctrl-C raises `KeyboardInterrupt` at once. Python delivers signals to the main thread
-    only; elsewhere this does nothing and Ctrl-C keeps its usual meaning.
+    A second one raises `KeyboardInterrupt` at once. Python delivers signals to the main thread
+    only; elsewhere this does nothing and signals keep their usual meaning.
+
+    Attributes:
+        signal: the signal that arrived, `signal.SIGINT` or `signal.SIGTERM`; None before.
     """
 
     def __init__(self, on_request: Callable[[], None] = lambda: None) -> None:
-        """Remember what to call when the first Ctrl-C arrives."""
-        self.requested = False
+        """Remember what to call when the first one arrives."""
+        self.signal: signal.Signals | None = None
         self._on_request = on_request
-        self._previous: Any = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run is to stop."""
+        return self.signal is not None
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -42,13 +51,13 @@ class StopRequest:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
-        self.requested = True
+        self.signal = signal.Signals(signum)
         self._on_request()
 
 

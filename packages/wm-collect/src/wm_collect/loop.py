@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from wm_collect import extensions as ext
 from wm_collect import randomness
 from wm_collect.environment import as_typed_key
+from wm_collect.health import Health
 from wm_collect.row import EpisodeRecord
 
 State = TypeVar("State")
@@ -45,9 +46,11 @@ class Algorithm:
         init: `init(key) -> state`.
         collect: `collect(state, tick, key) -> (state, EpisodeRecord)`: emits and stores the
             tick's rows. `tick` is the absolute index, int32 `[]` without a seed axis.
-        update: `update(state, tick, key) -> (state, metrics)`: one update of the whole agent.
-            `metrics` has exactly the names in `metric_names`, each a scalar. In a run with shared
-            data it is called as `update(state, tick, key, shared)`.
+        update: `update(state, tick, key, halted) -> (state, metrics)`: one update of the whole
+            agent. `halted`, bool `[]`, says that the seed has met a number that is not finite: then
+            the update leaves all that learning changes as it is. `metrics` has exactly the names in
+            `metric_names`, each a scalar. In a run with shared data it is called as
+            `update(state, tick, key, halted, shared)`.
         updates_before: `updates_before(tick) -> count`: the updates made at ticks 0 to `tick − 1`
             of a run, in closed form and non-decreasing. It is called with traced int32 scalars
             and, on the host, with Python integers.
@@ -55,7 +58,7 @@ class Algorithm:
             name without a slash is logged under `Loss/`.
         n_envs: environments stepped together, N.
         trained: `trained(state) -> pytree` of the arrays that learning changes (parameters,
-            optimiser states). The driver stops a run when one of them is not finite.
+            optimiser states). A seed stops learning when one of them is not finite.
         counters: `counters(state) -> {name: scalar}`: cheap numbers read after every chunk.
         check: `check({name: number}) -> sentence or None`, on the host, with the counters of one
             seed. A sentence stops the run with a `ValueError`.
@@ -89,10 +92,12 @@ class RunState:
     Attributes:
         agent: the agent's state, collector and replay included.
         extensions: one carry per extension.
+        health: whether a number was not finite, and which was the first.
     """
 
     agent: Any
     extensions: tuple[Any, ...]
+    health: Health
 
 
 @jax.tree_util.register_dataclass
@@ -126,13 +131,12 @@ class ChunkReport:
     Attributes:
         ticks: the per-tick records.
         counters: the agent's counters at the end of the chunk, scalars.
-        trained_finite: for each leaf of `Algorithm.trained`, whether all of it is finite at the
-            end of the chunk, bool `[n_leaves]`.
+        health: that of the run's state.
     """
 
     ticks: TickRecords
     counters: dict[str, jax.Array]
-    trained_finite: jax.Array
+    health: Health
 
 
 def init_run(algorithm: Algorithm, extensions: Sequence[Any], seed_key: jax.Array) -> RunState:
@@ -153,7 +157,7 @@ def init_run(algorithm: Algorithm, extensions: Sequence[Any], seed_key: jax.Arra
     seed_key = as_typed_key(seed_key)
     agent = algorithm.init(jax.random.fold_in(seed_key, randomness.INIT_STREAM))
     agent, carries = ext.start_extensions(extensions, agent, seed_key)
-    return RunState(agent=agent, extensions=carries)
+    return RunState(agent=agent, extensions=carries, health=Health.good())
 
 
 def make_chunk(
@@ -203,11 +207,15 @@ def make_chunk(
 
         records = _empty_records(algorithm, max_chunk_ticks)
         run_state, records = jax.lax.fori_loop(start, stop, advance, (run_state, records))
-        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in _trained_leaves(algorithm, run_state)]
+        health = run_state.health.after_chunk(
+            _trained_leaves(algorithm, run_state),
+            len(algorithm.metric_names),
+            tick=stop - 1,
+            update=algorithm.updates_before(stop),
+        )
+        run_state = dataclasses.replace(run_state, health=health)
         report = ChunkReport(
-            ticks=records,
-            counters=algorithm.counters(run_state.agent),
-            trained_finite=jnp.stack(finite) if finite else jnp.ones((0,), bool),
+            ticks=records, counters=algorithm.counters(run_state.agent), health=health
         )
         return run_state, report
 
@@ -231,7 +239,7 @@ def repeat_update(state: State, n: jax.Array, update: Callable[[State, jax.Array
 
 
 def trained_names(algorithm: Algorithm, agent: Any) -> tuple[str, ...]:
-    """Return readable paths of the leaves behind `ChunkReport.trained_finite`, in its order.
+    """Return readable paths of the arrays that learning changes, in the order of `Health`.
 
     Args:
         algorithm: the agent's functions.
@@ -264,6 +272,7 @@ def _tick(
 
     first_update = jnp.asarray(algorithm.updates_before(tick), jnp.int32)
     n_updates = algorithm.n_updates(tick)
+    health = run_state.health.after_rows(episodes, tick, first_update)
     reading = () if shared is None else (shared,)
 
     def update(
@@ -271,9 +280,16 @@ def _tick(
     ) -> tuple[RunState, dict[str, jax.Array]]:
         run_state, sums = carry
         agent, metrics = algorithm.update(
-            run_state.agent, tick, jax.random.fold_in(update_key, j), *reading
+            run_state.agent,
+            tick,
+            jax.random.fold_in(update_key, j),
+            run_state.health.stopped,
+            *reading,
         )
         _check_metric_names(algorithm, metrics)
+        health = run_state.health.after_update(
+            metrics, algorithm.metric_names, tick, first_update + j
+        )
         agent, carries = ext.apply_post_update(
             extensions,
             agent,
@@ -283,10 +299,10 @@ def _tick(
             metrics,
         )
         sums = {name: sums[name] + metrics[name].astype(jnp.float32) for name in sums}
-        return RunState(agent=agent, extensions=carries), sums
+        return RunState(agent=agent, extensions=carries, health=health), sums
 
     sums = {name: jnp.zeros((), jnp.float32) for name in algorithm.metric_names}
-    run_state = RunState(agent=agent, extensions=run_state.extensions)
+    run_state = RunState(agent=agent, extensions=run_state.extensions, health=health)
     run_state, sums = repeat_update((run_state, sums), n_updates, update)
 
     n_averaged = jnp.maximum(n_updates, 1).astype(jnp.float32)

@@ -9,7 +9,13 @@ One log row summarises a window, the ticks since the row before it:
     Train/episodic mean length       their mean length in agent steps; NaN if there was none
     Loss/…                           the mean of each metric over the window's updates; NaN without
     Eval/episodic mean reward, …     only in rows where the policy was evaluated; NaN elsewhere
+    Health/stopped seeds             how many seeds have stopped learning; absent while none has
+    Health/stopped at update         the update in which a seed met a number that is not finite
     Time/elapsed seconds             wall-clock time of the run so far
+
+Of a run with a list of seeds, every value that differs from seed to seed is logged by the seed's
+own number, `NAME (seed 7)`, and over the seeds: their mean as `NAME`, their interquartile mean,
+lowest and highest as `NAME/iqm`, `NAME/min`, `NAME/max`. From its stop on, a seed has no values.
 
 Sums are float64 and strictly in the order of ticks, so the same run cut into other chunks logs
 the same numbers.
@@ -21,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from wm_collect.health import Health
 from wm_collect.loop import TickRecords
 
 TIMESTEP = "timestep"
@@ -34,8 +41,12 @@ EVAL_STD = "Eval/episodic std reward"
 EVAL_LENGTH = "Eval/episodic mean length"
 ELAPSED = "Time/elapsed seconds"
 
-_WHOLE = (TIMESTEP, ENV_FRAMES, N_UPDATES)
-_PER_SEED = (TRAIN_RETURN, EVAL_RETURN)
+STOPPED_SEEDS = "Health/stopped seeds"
+STOPPED_AT = "Health/stopped at update"
+
+# The same for every seed.
+_WHOLE = (TIMESTEP, ENV_FRAMES, N_UPDATES, STOPPED_SEEDS)
+_COMMON = (*_WHOLE, ELAPSED)
 
 
 def metric_key(name: str, group: str = "Loss") -> str:
@@ -70,15 +81,28 @@ class MetricWindow:
 
         return cls(zeros(), {name: zeros() for name in metric_names}, zeros(), zeros(), zeros())
 
-    def add(self, ticks: TickRecords, n_ticks: int) -> None:
-        """Add the first `n_ticks` rows of a chunk's records, given as NumPy arrays."""
+    def add(
+        self, ticks: TickRecords, n_ticks: int, health: Health | None = None, start: int = 0
+    ) -> None:
+        """Add the first `n_ticks` rows of a chunk's records, without those of stopped seeds.
+
+        Args:
+            ticks: the records, as NumPy arrays.
+            n_ticks: how many of its rows are the chunk's.
+            health: the seeds' health after the chunk, as NumPy arrays; None if all are well.
+            start: absolute tick of the first row.
+        """
 
         def rows(values: Any, axes: int) -> np.ndarray:
             # The tick axis is the last but `axes`; in front of it there may be a seed axis.
             return np.take(values, range(n_ticks), axis=-1 - axes).astype(np.float64)
 
-        finished = rows(ticks.finished, 1)
-        n_updates = rows(ticks.n_updates, 0)
+        counted = np.ones((*self.n_updates.shape, n_ticks), bool)
+        if health is not None:
+            before = start + np.arange(n_ticks) < np.asarray(health.tick)[..., None]
+            counted = before | ~np.asarray(health.stopped)[..., None]
+        finished = rows(ticks.finished, 1) * counted[..., None]
+        n_updates = rows(ticks.n_updates, 0) * counted
         self.n_updates = _running_sum(self.n_updates, n_updates)
         self.n_episodes = _running_sum(self.n_episodes, finished.sum(-1))
         returns = np.where(finished > 0, rows(ticks.episode_return, 1), 0.0).sum(-1)
@@ -86,7 +110,7 @@ class MetricWindow:
         self.return_sum = _running_sum(self.return_sum, returns)
         self.length_sum = _running_sum(self.length_sum, lengths)
         for name, means in ticks.metrics.items():
-            totals = rows(means, 0) * n_updates
+            totals = np.where(counted, rows(means, 0), 0.0) * n_updates
             self.metric_sums[name] = _running_sum(self.metric_sums[name], totals)
 
     def summary(self) -> dict[str, np.ndarray]:
@@ -141,11 +165,21 @@ class Series:
         }
 
 
+def stopped_seeds(health: Health) -> dict[str, Any]:
+    """Return a log row's part about seeds that have stopped learning.
+
+    Args:
+        health: the seeds', `[S]` or `[]`, as NumPy arrays.
+    """
+    update = np.where(health.stopped, np.asarray(health.update) + 1.0, np.nan)
+    return {STOPPED_SEEDS: np.sum(health.stopped), STOPPED_AT: update}
+
+
 def sink_row(row: dict[str, Any], seeds: Sequence[int] | None) -> dict[str, float]:
     """Return a row for the log files: plain numbers, without what is undefined.
 
-    With a list of seeds every value is the mean over the seeds for which it is defined, and the
-    returns are also given seed by seed, e.g. `Eval/episodic mean reward (seed 7)`.
+    With a list of seeds a value is given seed by seed and over the seeds for which it is defined,
+    as the module's description says.
 
     Args:
         row: scalars, or `[S]` with a list of seeds.
@@ -154,13 +188,39 @@ def sink_row(row: dict[str, Any], seeds: Sequence[int] | None) -> dict[str, floa
     plain: dict[str, float] = {}
     for name, value in row.items():
         values = np.asarray(value, float)
-        if not np.isnan(values).all():
-            mean = float(np.nanmean(values))
-            plain[name] = int(mean) if name in _WHOLE else mean
-        if seeds is not None and name in _PER_SEED:
-            per_seed = zip(seeds, values, strict=True)
-            plain |= {f"{name} (seed {k})": float(v) for k, v in per_seed if not np.isnan(v)}
+        defined = values[~np.isnan(values)]
+        if not defined.size:
+            continue
+        mean = float(np.mean(defined))
+        plain[name] = int(mean) if name in _WHOLE else mean
+        if seeds is None or name in _COMMON:
+            continue
+        plain |= {
+            f"{name}/iqm": interquartile_mean(defined),
+            f"{name}/min": float(np.min(defined)),
+            f"{name}/max": float(np.max(defined)),
+        }
+        per_seed = zip(seeds, values, strict=True)
+        plain |= {f"{name} (seed {k})": float(v) for k, v in per_seed if not np.isnan(v)}
     return plain
+
+
+def interquartile_mean(values: np.ndarray) -> float:
+    """Return the mean of the middle half of some values, those at its edges counted in part.
+
+    Of n values in order, n/4 are left out at each end; of 5, for example, the second and the fourth
+    count three quarters. R. Agarwal et al., "Deep reinforcement learning at the edge of the
+    statistical precipice", 2021, recommend it for few runs.
+
+    Args:
+        values: `[n]`, finite, at least one.
+    """
+    ordered = np.sort(np.asarray(values, float))
+    n = ordered.size
+    index = np.arange(n)
+    # The part of [i, i + 1] inside [n/4, 3n/4].
+    weight = np.clip(np.minimum(index + 1, 0.75 * n) - np.maximum(index, 0.25 * n), 0.0, 1.0)
+    return float(np.sum(weight * ordered) / np.sum(weight))
 
 
 def _running_sum(total: np.ndarray, values: np.ndarray) -> np.ndarray:

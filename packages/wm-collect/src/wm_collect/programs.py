@@ -48,7 +48,7 @@ class Programs:
         chunk: see `wm_collect.loop.make_chunk`.
         evaluation: `evaluation(run_state, seed_keys, tick) -> {name: [] or [S]}`, called on the
             host; None if there is nothing to evaluate.
-        trained_names: names of the leaves behind `ChunkReport.trained_finite`.
+        trained_names: names of the arrays that learning changes, in the order of `Health`.
     """
 
     chunk: Callable[..., tuple[RunState, ChunkReport]]

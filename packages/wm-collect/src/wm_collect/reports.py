@@ -1,6 +1,5 @@
 """What a user sees of a run: its description before, its pictures and its summary after."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,23 +30,6 @@ def print_description(description: Mapping[str, str], *, title: str) -> None:
     for label, text in description.items():
         table.add_row(label, text)
     Console(highlight=False).print(table)
-
-
-def departures(settings: Any, paper: Any) -> dict[str, str]:
-    """Return a line for a description that names every setting that is not the paper's.
-
-    Args:
-        settings: the settings of a run, a dataclass.
-        paper: the paper's, of the same class.
-    """
-    changed = []
-    for field in dataclasses.fields(paper):
-        value, default = getattr(settings, field.name), getattr(paper, field.name)
-        if value != default:
-            # A blank of the paper's settings follows from the model size or the task.
-            stated = "" if default is None else f" (paper: {default})"
-            changed.append(f"{field.name} {value}{stated}")
-    return {"departures": ", ".join(changed) or "none: the paper's hyperparameters"}
 
 
 def draw_run(trainer: Trainer, folder: RunFolder) -> None:

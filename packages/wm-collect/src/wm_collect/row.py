@@ -44,15 +44,21 @@ class Row:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpisodeRecord:
-    """Which of N environments finished an episode at this tick, and how it went.
+    """Which of N environments finished an episode at this tick, how it went, and what is finite.
 
     Attributes:
         finished: whether this tick's row is the last of an episode, `[N]` bool.
         episode_return: sum of the episode's rewards, undiscounted, `[N]` float32; 0 where not
             finished.
         episode_length: agent steps of the episode, `[N]` int32; 0 where not finished.
+        obs_finite: whether all of this tick's observation is finite, `[N]` bool.
+        reward_finite: whether its reward is, `[N]` bool.
+        action_finite: whether all of its action is, `[N]` bool.
     """
 
     finished: jax.Array
     episode_return: jax.Array
     episode_length: jax.Array
+    obs_finite: jax.Array
+    reward_finite: jax.Array
+    action_finite: jax.Array

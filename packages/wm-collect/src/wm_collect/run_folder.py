@@ -39,7 +39,8 @@ class RunFolder:
     - `metrics.jsonl`, `metrics.csv`: the log rows;
     - `checkpoints/`: see `wm_collect.checkpoint`;
     - `learning_curve.png`, `evaluation.gif`: pictures;
-    - `open_loop.png`: predictions over the truth, of an agent whose model makes them.
+    - `open_loop.png`: predictions over the truth, of an agent whose model makes them;
+    - `report.html`: what the command `report` wrote.
 
     Attributes:
         path: the folder, absolute.
@@ -116,7 +117,7 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return `config.json`: `settings`, `command` (a list), `versions` (of packages).
+        """Return `config.json`: `settings`, `command`, `versions` of packages, `resumed` if it was.
 
         Raises:
             ValueError: the file is damaged.
@@ -127,6 +128,21 @@ class RunFolder:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.config_path} is not a run's configuration: {error}") from error
         return config
+
+    def record_resume(self, timestep: int, n_timesteps: int) -> None:
+        """Add to `config.json` that the run goes on: from where to where, by which versions.
+
+        Args:
+            timestep: how far the run was.
+            n_timesteps: where it is to end; kept as the run's setting.
+        """
+        config = self.config
+        config["settings"]["run"]["n_timesteps"] = n_timesteps
+        resumed = {"timestep": timestep, "n_timesteps": n_timesteps, **_provenance()}
+        config["resumed"] = [*config.get("resumed", []), resumed]
+        new = self.config_path.with_suffix(".new")
+        new.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        os.replace(new, self.config_path)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -168,6 +184,11 @@ class RunFolder:
         """Return the path of the picture of open-loop predictions."""
         return self.path / "open_loop.png"
 
+    @property
+    def report(self) -> Path:
+        """Return the path of the page about the run."""
+        return self.path / "report.html"
+
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that decide a run's numbers."""
@@ -181,15 +202,19 @@ def installed_versions() -> dict[str, str]:
 
 
 def _config_text(settings: Mapping[str, Any]) -> str:
-    config = {
-        "settings": dict(settings),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "versions": installed_versions(),
-    }
+    config = {"settings": dict(settings), **_provenance()}
     try:
         return json.dumps(config, indent=2, sort_keys=True) + "\n"
     except (TypeError, ValueError) as error:
         raise TypeError(f"a run's settings must be plain values for JSON: {error}") from error
+
+
+def _provenance() -> dict[str, Any]:
+    """Return by which command and which versions something is done."""
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "versions": installed_versions(),
+    }
 
 
 def _make_unique(root: Path, env_id: str, agent: str) -> Path:

@@ -13,21 +13,14 @@ For tests of environments: collect rows from yours and check them,
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wm_collect.collector import (
-    Policy,
-    collect_dynamic,
-    collect_static,
-    init_collector,
-    random_policy,
-)
-from wm_collect.environment import Environment, EnvSpec, EnvState, Transition
+from wm_collect.environment import EnvSpec, EnvState, Transition
 from wm_collect.row import Row
+from wm_collect.row_inspector import collect_rows as collect_rows
 
 
 class CounterEnv:
@@ -220,39 +213,6 @@ class ActionRewardEnv(_Probe):
 
     def _reward(self, action: jax.Array) -> jax.Array:
         return jnp.mean(jnp.clip(action, -1.0, 1.0))
-
-
-def collect_rows(
-    env: Environment, *, n_envs: int, n_ticks: int, key: jax.Array, policy: Policy | None = None
-) -> Row:
-    """Collect rows from tick 0 on, in static mode where the spec promises a fixed length.
-
-    Args:
-        env: a single environment.
-        n_envs: N.
-        n_ticks: rows of each environment.
-        key: the run's key; tick i uses it folded with i.
-        policy: one without a carry; by default uniform random actions.
-
-    Returns:
-        The rows stacked over ticks, `[n_ticks, N, ...]`, as NumPy arrays.
-    """
-    act = random_policy(env.spec) if policy is None else policy
-    collect = collect_static if env.spec.fixed_length else collect_dynamic
-
-    @jax.jit
-    def run(key: jax.Array) -> Row:
-        init_key, run_key = jax.random.split(key)
-
-        def one_tick(state: Any, tick: jax.Array) -> tuple[Any, Row]:
-            tick_key = jax.random.fold_in(run_key, tick)
-            state, row, _, _ = collect(env, state, tick, tick_key, act)
-            return state, row
-
-        state = init_collector(env, n_envs, init_key, None)
-        return jax.lax.scan(one_tick, state, jnp.arange(n_ticks, dtype=jnp.int32))[1]
-
-    return jax.tree.map(np.asarray, run(key))
 
 
 def check_rows(rows: Row, spec: EnvSpec | None = None) -> None:

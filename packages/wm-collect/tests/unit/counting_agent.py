@@ -25,6 +25,7 @@ class CountingState:
     n_updates: jax.Array
     weight: jax.Array
     ring: jax.Array
+    mark: jax.Array  # drawn once; tells seeds apart
 
 
 def updates_before(tick):
@@ -33,8 +34,14 @@ def updates_before(tick):
     return jnp.where(tick > SEED_TICKS, BURST + after, 0)
 
 
-def counting_agent(*, ring_rows=8, row_size=1, bad_tick=None, **overrides):
-    """Return the agent's `Algorithm`. At `bad_tick` a metric and the weight become NaN."""
+def counting_agent(
+    *, ring_rows=8, row_size=1, bad_tick=None, bad_row=None, bad_below=2.0, **overrides
+):
+    """Return the agent's `Algorithm`.
+
+    At `bad_tick` a metric becomes NaN, at `bad_row` an observation, of seeds whose mark is below
+    `bad_below`; marks are in [0, 1).
+    """
 
     def init(key):
         return CountingState(
@@ -42,6 +49,7 @@ def counting_agent(*, ring_rows=8, row_size=1, bad_tick=None, **overrides):
             n_updates=jnp.int32(0),
             weight=jax.random.normal(key, (3,)),
             ring=jnp.zeros((ring_rows, N_ENVS, row_size)),
+            mark=jax.random.uniform(key),
         )
 
     def collect(state, tick, key):
@@ -57,17 +65,25 @@ def counting_agent(*, ring_rows=8, row_size=1, bad_tick=None, **overrides):
             finished=jnp.full(N_ENVS, finished),
             episode_return=jnp.where(finished, episode_return, 0.0),
             episode_length=jnp.full(N_ENVS, jnp.where(finished, EPISODE_ROWS - 1, 0)),
+            obs_finite=jnp.array([True, ~((tick == bad_row) & (state.mark < bad_below))])
+            if bad_row is not None
+            else jnp.ones(N_ENVS, bool),
+            reward_finite=jnp.ones(N_ENVS, bool),
+            action_finite=jnp.ones(N_ENVS, bool),
         )
 
-    def update(state, tick, key):
+    def update(state, tick, key, halted):
         row_key, noise_key = jax.random.split(key)
         row = jax.random.randint(row_key, (), 0, ring_rows)
         drawn = jax.random.normal(noise_key, (3,)) + state.ring[row].mean()
         if bad_tick is not None:
-            drawn = jnp.where(tick == bad_tick, jnp.nan, drawn)
+            drawn = jnp.where((tick == bad_tick) & (state.mark < bad_below), jnp.nan, drawn)
         metrics = {"drawn": drawn.sum(), "Train/update": state.n_updates.astype(jnp.float32)}
+        learns = ~halted & jnp.isfinite(metrics["drawn"])
         state = dataclasses.replace(
-            state, n_updates=state.n_updates + 1, weight=0.9 * state.weight + drawn
+            state,
+            n_updates=state.n_updates + 1,
+            weight=jnp.where(learns, 0.9 * state.weight + drawn, state.weight),
         )
         return state, metrics
 

@@ -64,6 +64,20 @@ def test_the_losses_get_a_panel_only_if_there_are_any(tmp_path: Path) -> None:
     )
 
 
+def test_the_band_of_several_seeds_goes_from_the_lowest_to_the_highest(tmp_path: Path) -> None:
+    def rows(spread: float) -> list[dict[str, Any]]:
+        name = "Eval/episodic mean reward"
+        seeds = {f"{name} (seed {k})": spread * (k - 2) for k in range(5)}
+        return [{"tick": i, "timestep": i, name: 0.0, **seeds} for i in range(3)]
+
+    # The axis spans what is drawn, so the band fills it whatever its size, unless there is none.
+    pale = (0xE2, 0xEC, 0xF4)
+    wide = plot_learning_curve(rows(10.0), tmp_path / "wide.png")
+    narrow = plot_learning_curve(rows(0.0), tmp_path / "narrow.png")
+    assert coloured(wide, pale) > 100_000
+    assert coloured(wide, BLUE) > coloured(narrow, BLUE)
+
+
 NAN = float("nan")
 ODD_LOGS: dict[str, list[dict[str, Any]]] = {
     "empty": [],

@@ -1,6 +1,8 @@
 """The driver: where it logs, evaluates and saves, how it resumes, and why it stops."""
 
+import errno
 import io
+import os
 
 import jax
 import jax.numpy as jnp
@@ -239,8 +241,9 @@ def test_a_metric_that_is_not_finite_stops_the_run_before_anything_is_saved(tmp_
             extensions=(),
         )
     message = str(caught.value)
-    assert message.startswith("Training diverged: Loss/drawn became nan at tick 33")
-    assert (", seed 3." in message) == isinstance(seeds, list)
+    # Seven updates after the seed phase, then two a tick.
+    assert message.startswith("Training diverged: Loss/drawn became nan in update 62, tick 33")
+    assert (", seed " in message) == isinstance(seeds, list)
     assert "The checkpoint of tick 26 was saved before" in message
     assert caught.value.tick == 33
     assert Checkpoints(tmp_path).ticks() == [13, 26]
@@ -252,9 +255,60 @@ def test_a_trained_value_that_is_not_finite_stops_the_run():
         return {"policy": {"kernel": jnp.where(state.n_updates > BURST, jnp.inf, state.weight)}}
 
     with pytest.raises(
-        TrainingDiverged, match=r"policy/kernel is no longer finite at tick \d+, seed 3"
+        TrainingDiverged, match=r"policy/kernel is not finite after \d+ update\(s\), tick \d+, seed"
     ):
         run(algorithm=counting_agent(trained=trained), stop_tick=20, evaluate=None)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ({"bad_tick": 33}, "Loss/drawn became nan in update 62, tick 33, seed {}"),
+        ({"bad_row": 30}, "the observation is not finite after 55 update(s), tick 30, seed {}"),
+    ],
+    ids=["metric", "observation"],
+)
+def test_a_seed_that_meets_a_number_that_is_not_finite_stops_alone(tmp_path, bad, told):
+    marks = {s: float(run(seeds=s, stop_tick=1)[0].agent.mark) for s in SEEDS}
+    sick = min(marks, key=marks.get)
+    index = SEEDS.index(sick)
+    healthy = [i for i in range(len(SEEDS)) if i != index]
+    sick_agent = counting_agent(**bad, bad_below=sorted(marks.values())[1])
+    sink, shown = Stub(), io.StringIO()
+    with RunProgress(10, stream=shown) as progress:
+        state, series = run(tmp_path, algorithm=sick_agent, sinks=[sink], progress=progress)
+    well, well_series = run()
+
+    said = " ".join(shown.getvalue().split())
+    assert said.count("A seed stopped learning: ") == 1
+    assert told.format(sick) in said
+    # The others: every array of the state and every logged number, to the bit.
+    for a, b in zip(jax.tree.leaves(state.agent), jax.tree.leaves(well.agent), strict=True):
+        np.testing.assert_array_equal(a[np.array(healthy)], b[np.array(healthy)])
+    for name in set(well_series) - {ELAPSED}:
+        np.testing.assert_array_equal(series[name][healthy], well_series[name][healthy])
+    # The sick seed: its weight is that of the stop, its numbers end, and the rows say so.
+    assert np.isfinite(state.agent.weight[index]).all()
+    assert not np.array_equal(state.agent.weight[index], well.agent.weight[index])
+    assert np.isnan(series["Loss/drawn"][index, -1])
+    assert np.isnan(series["Train/episodic mean reward"][index, -1])
+    assert np.isnan(series["Eval/episodic mean reward"][index, -1])
+    last = sink.rows[-1]
+    assert last["Health/stopped seeds"] == 1
+    assert last[f"Health/stopped at update (seed {sick})"] >= 56
+    assert f"Loss/drawn (seed {sick})" not in last
+    assert "Health/stopped seeds" not in sink.rows[0]
+
+    # Resumed from a checkpoint of after the stop, the run is the same.
+    checkpoints = Checkpoints(tmp_path)
+    template = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, state))
+    tick = checkpoints.ticks()[-2]
+    assert tick > 33
+    restored, saved = checkpoints.restore(template, tick)
+    again, _ = run(
+        algorithm=sick_agent, initial=restored, start_tick=tick, log_state=saved["log_state"]
+    )
+    jax.tree.map(np.testing.assert_array_equal, again, state)
 
 
 def test_what_the_agent_says_of_its_counters_stops_the_run():
@@ -305,3 +359,29 @@ def test_an_evaluation_metric_must_be_a_scalar():
 
     with pytest.raises(ValueError, match=r"weight of an extension must be a scalar, got shape"):
         run(extensions=(Vector(),))
+
+
+def test_an_old_checkpoint_is_renewed_whatever_the_frequencies(tmp_path):
+    run(tmp_path, save_every=None, save_minutes=1e-9, chunk_seconds=1e-9, stop_tick=20)
+    saved = Checkpoints(tmp_path).ticks()
+    assert len(saved) > 5 and saved[-1] == 20
+    with pytest.raises(ValueError, match="save_minutes must be above 0, got 0"):
+        run(tmp_path / "other", save_minutes=0)
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_and_keeps_the_checkpoint(tmp_path):
+    class Full(Stub):
+        def write(self, row):
+            if row["tick"] > 30:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "metrics.csv")
+
+    sink = Full()
+    told = (
+        r"^The log row of tick 32 could not be written: No space left on device\. "
+        r"The checkpoint of tick 26 is unharmed: make room and resume\.$"
+    )
+    with pytest.raises(OSError, match=told):
+        run(tmp_path, sinks=[sink])
+    assert sink.closed == 1
+    _, saved = Checkpoints(tmp_path).restore(run(stop_tick=1)[0])
+    assert saved["tick"] == 26

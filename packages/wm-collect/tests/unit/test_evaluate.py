@@ -11,6 +11,7 @@ from wm_collect.testing import CounterEnv
 N_EPISODES = 6
 UNEVEN = CounterEnv((3, 5, 1), terminates=(True, False, True), episode_length=7)
 EVEN = CounterEnv((4,))
+KEY = jax.random.key(8)
 
 
 def policy(carry, obs, is_first, key):
@@ -76,6 +77,12 @@ def test_the_recorded_trajectory_is_the_first_episode(measured):
     assert len(set(trajectory.action[:n, 1].tolist())) == n, "the noise repeats"
     np.testing.assert_array_equal(trajectory.env_state.steps[: n + 1], np.arange(n + 1))
     assert trajectory.obs.shape[0] == env.spec.episode_length + 1
+
+
+def test_a_termination_is_recorded_and_a_time_limit_is_not():
+    record = jax.jit(lambda key: evaluate(UNEVEN, key, record=True).trajectory)
+    seen = {int(t.length): bool(t.terminated) for t in map(record, jax.random.split(KEY, 12))}
+    assert seen == {3: True, 5: False, 1: True}
 
 
 def test_without_recording_the_numbers_are_the_same_and_there_is_no_trajectory(measured):

@@ -1,4 +1,4 @@
-"""Ctrl-C, sent as a signal to a training process, and the state it leaves."""
+"""Ctrl-C and SIGTERM, sent as signals to a training process, and the state they leave."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ with RunProgress(10**9) as progress:
         )
     except TrainingInterrupted as stop:
         print("CAUGHT", stop, flush=True)
-        sys.exit(3)
+        sys.exit(128 + stop.signal)
 """
 
 
@@ -68,12 +68,14 @@ def read_until(process, text):
     raise AssertionError(f"the process ended without {text!r}: {''.join(lines)}")
 
 
-def test_the_first_ctrl_c_saves_and_the_run_can_go_on(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_saves_and_the_run_can_go_on(tmp_path, number):
     process = start(tmp_path)
     read_until(process, "step 1,200/")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     shown, _ = process.communicate(timeout=60)
-    assert process.returncode == 3, shown
+    # As `cli_runs.exit_status` does: 130 for Ctrl-C, 143 for SIGTERM.
+    assert process.returncode == 128 + number, shown
     assert "Stopping after the running chunk" in shown
     assert "CAUGHT Stopped at " in shown and shown.strip().endswith("Continue with: resume FOLDER")
 

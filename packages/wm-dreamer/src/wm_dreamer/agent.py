@@ -7,16 +7,27 @@ from typing import Any
 
 import jax
 
-from wm_collect.agent import Agent
+from wm_collect.agent import Agent, check_one_seed
 from wm_collect.clocks import Clock
+from wm_collect.deploy import Deployable
+from wm_collect.diagnostics import Diagnostics
 from wm_collect.environment import make_env
-from wm_collect.evaluate import Evaluation
+from wm_collect.evaluate import Evaluation, Trajectory
 from wm_collect.loop import Algorithm, RunState
 from wm_dreamer.config import DreamerV3Settings, LearningRate, resolve_config
+from wm_dreamer.diagnostics import LOG_PANELS, diagnose
 from wm_dreamer.networks import init_params
 from wm_dreamer.open_loop import draw_open_loop
+from wm_dreamer.policy import acting_params, initial_carry
+from wm_dreamer.protocols import PROTOCOLS
 from wm_dreamer.schedule import Schedule
-from wm_dreamer.train import NAME, make_algorithm, make_evaluator, stream_replay
+from wm_dreamer.train import (
+    NAME,
+    filtering_policy,
+    make_algorithm,
+    make_evaluator,
+    stream_replay,
+)
 
 
 class DreamerV3(Agent):
@@ -49,6 +60,9 @@ class DreamerV3(Agent):
     """
 
     name = NAME
+    replay_setting = "replay_capacity"
+    protocols = PROTOCOLS
+    log_panels = LOG_PANELS
     predicts_observations = True
 
     def __init__(
@@ -140,12 +154,43 @@ class DreamerV3(Agent):
         """Return `evaluate(agent_state, key)`: the sampling policy, which has no other mode."""
         return make_evaluator(self.env, self.config, n_episodes, record=record)
 
+    def deployable(self, state: RunState) -> Deployable:
+        """Return the sampling policy, which has no other mode, for `wm_collect.deploy`.
+
+        Args:
+            state: a state without a seed axis.
+
+        Raises:
+            ValueError: the state holds several seeds.
+        """
+        check_one_seed(state.agent.collector.rows)
+        config = self.config
+
+        def act(
+            params: Any, carry: Any, obs: jax.Array, is_first: jax.Array, key: jax.Array
+        ) -> tuple[jax.Array, Any]:
+            return filtering_policy(params, config=config)(carry, obs, is_first, key)[:2]
+
+        return Deployable(
+            agent=self.name,
+            env=self.env,
+            weights=acting_params(state.agent.learner.params),
+            init_carry=lambda n: initial_carry(config, n),
+            act=act,
+        )
+
     def draw_predictions(self, state: RunState, episode: Evaluation, path: Path) -> None:
         """Draw open-loop predictions of a recorded episode, see `wm_dreamer.open_loop`."""
         if episode.trajectory is None:
             raise ValueError("the evaluation has no trajectory; evaluate with record=True.")
         params = state.agent.learner.params
         draw_open_loop(params, episode.trajectory, path, config=self.config)
+
+    def diagnose(
+        self, state: RunState, episodes: Sequence[Trajectory], key: jax.Array
+    ) -> Diagnostics:
+        """Compare open-loop predictions, rewards, ends and values with recorded episodes."""
+        return diagnose(state.agent.learner, episodes, key, config=self.config)
 
     def resized(self, state: RunState, n_timesteps: int) -> RunState:
         """Return the state with its replay rings sized for a run that ends at `n_timesteps`."""

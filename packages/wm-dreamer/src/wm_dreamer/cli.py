@@ -7,14 +7,12 @@ from wm_collect import cli
 from wm_collect.cli_options import AgentCommand
 from wm_dreamer.agent import DreamerV3
 from wm_dreamer.config import DreamerV3Settings
-from wm_dreamer.protocols import PROTOCOLS
 
 COMMAND = AgentCommand(
     prog="wm-dreamer",
     short_name="dreamerv3",
     agent=DreamerV3,
     settings=DreamerV3Settings,
-    protocols=PROTOCOLS,
 )
 
 

@@ -17,7 +17,7 @@ from wm_collect.evaluate import Trajectory
 from wm_dreamer import networks, rssm
 from wm_dreamer.action_distributions import action_vector
 from wm_dreamer.config import DreamerV3Config
-from wm_dreamer.rssm import Params, RSSMState
+from wm_dreamer.rssm import Observed, Params, RSSMState
 from wm_numerics import symexp
 
 CONTEXT_ROWS = 5
@@ -73,41 +73,94 @@ def predict_open_loop(
     if not 1 <= n_context <= n_rows:
         raise ValueError(f"n_context must lie between 1 and the {n_rows} rows, got {n_context}.")
     filter_key, predict_key = jax.random.split(key)
+    actions = action_vector(action, config=config)
+    observed = filter_rows(
+        params, obs[:n_context], actions[:n_context], filter_key, n_samples=n_samples, config=config
+    )
+    followed = jnp.repeat(actions[n_context - 1 : n_rows - 1, None], n_samples, axis=1)
+    predicted = imagine_rows(
+        params,
+        RSSMState(observed.deter[-1], observed.stoch[-1]),
+        followed,
+        predict_key,
+        config=config,
+    )
+    features = jnp.concatenate([features_of(observed), features_of(predicted)])
+    return decode(params, jnp.swapaxes(features, 0, 1), config=config)
+
+
+def filter_rows(
+    params: Params,
+    obs: jax.Array,
+    actions: jax.Array,
+    key: jax.Array,
+    *,
+    n_samples: int,
+    config: DreamerV3Config,
+) -> Observed:
+    """Return the posterior states of an episode's first rows, several times sampled.
+
+    Args:
+        params: parameters of all modules.
+        obs: observations from the reset on, `[R, O]` float32.
+        actions: actions chosen at these rows, one-hot or raw, `[R, A]`; the last is not read.
+        key: consumed.
+        n_samples: M, independent samples of the latents.
+        config: static.
+
+    Returns:
+        Posterior states, `[R, M, ...]`.
+    """
+    n_rows = obs.shape[0]
 
     def repeated(x: jax.Array) -> jax.Array:
-        """Return `[r, ...]` as `[r, M, ...]`."""
-        return jnp.broadcast_to(x[:, None], (x.shape[0], n_samples, *x.shape[1:]))
+        """Return `[R, ...]` as `[R, M, ...]`."""
+        return jnp.broadcast_to(x[:, None], (n_rows, n_samples, *x.shape[1:]))
 
-    actions = action_vector(action, config=config)
-    previous = jnp.concatenate([jnp.zeros_like(actions[:1]), actions[: n_context - 1]])
-    observed = rssm.observe(
+    previous = jnp.concatenate([jnp.zeros_like(actions[:1]), actions[:-1]])
+    return rssm.observe(
         params["rssm"],
         rssm.initial_state(config, n_samples),
         repeated(previous),
-        repeated(networks.encode(params["encoder"], obs[:n_context], config=config)),
-        repeated(jnp.arange(n_context) == 0),
-        jax.random.uniform(filter_key, (n_context, n_samples, config.stoch)),
+        repeated(networks.encode(params["encoder"], obs, config=config)),
+        repeated(jnp.arange(n_rows) == 0),
+        jax.random.uniform(key, (n_rows, n_samples, config.stoch)),
         config=config,
     )
 
+
+def imagine_rows(
+    params: Params, start: RSSMState, actions: jax.Array, key: jax.Array, *, config: DreamerV3Config
+) -> RSSMState:
+    """Return the states that the prior predicts of given actions, one sample each.
+
+    Args:
+        params: parameters of all modules.
+        start: N states to start from, `[N, ...]`.
+        actions: actions taken from there, one-hot or raw, `[K, N, A]`.
+        key: consumed.
+        config: static.
+
+    Returns:
+        The states 1 to K steps after the start, `[K, N, ...]`.
+    """
+
     def step(state: RSSMState, x: tuple[jax.Array, jax.Array]) -> tuple[RSSMState, RSSMState]:
         action, noise = x
-        action = jnp.broadcast_to(action[None], (n_samples, *action.shape))
         state = rssm.imagine_step(params["rssm"], state, action, noise, config=config)
         return state, state
 
-    n_predicted = n_rows - n_context
-    noise = jax.random.uniform(predict_key, (n_predicted, n_samples, config.stoch))
-    last = RSSMState(observed.deter[-1], observed.stoch[-1])
-    _, predicted = jax.lax.scan(step, last, (actions[n_context - 1 : n_rows - 1], noise))
+    noise = jax.random.uniform(key, (*actions.shape[:2], config.stoch))
+    return jax.lax.scan(step, start, (actions, noise))[1]
 
-    features = jnp.concatenate(
-        [
-            jnp.concatenate([observed.deter, observed.stoch], axis=-1),
-            jnp.concatenate([predicted.deter, predicted.stoch], axis=-1),
-        ]
-    )
-    features = jnp.swapaxes(features, 0, 1)
+
+def features_of(state: RSSMState | Observed) -> jax.Array:
+    """Return what heads read of states `[..., D]` and `[..., S·C]`: both in a row."""
+    return jnp.concatenate([state.deter, state.stoch], axis=-1)
+
+
+def decode(params: Params, features: jax.Array, *, config: DreamerV3Config) -> OpenLoop:
+    """Return what the heads say of features `[M, R, D + S·C]`; other leading axes are kept too."""
     reward = networks.apply(networks.reward_head(config), params["reward"], features)
     cont = networks.apply(networks.continue_head(config), params["continue"], features)[..., 0]
     return OpenLoop(

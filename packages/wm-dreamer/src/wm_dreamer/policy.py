@@ -60,6 +60,12 @@ def initial_carry(config: DreamerV3Config, n_envs: int) -> PolicyCarry:
     return PolicyCarry(rssm.initial_state(config, n_envs), action)
 
 
+def acting_params(params: Params) -> Params:
+    """Return the parameters that `act` reads: encoder, actor, and the RSSM without its prior."""
+    rssm_params = {k: v for k, v in params["rssm"].items() if not k.startswith("prior_")}
+    return {"encoder": params["encoder"], "rssm": rssm_params, "actor": params["actor"]}
+
+
 def act(
     params: Params,
     carry: PolicyCarry,
@@ -72,7 +78,7 @@ def act(
     """Choose the actions of N environments.
 
     Args:
-        params: needs the modules `encoder`, `rssm` and `actor`.
+        params: needs the modules `encoder`, `rssm` and `actor`, see `acting_params`.
         carry: of the previous rows; ignored where `is_first`.
         obs: `[N, O]` float32, raw units.
         is_first: `[N]` bool.

@@ -1,12 +1,18 @@
-"""Named sets of defaults for the command line."""
+"""Named sets of defaults."""
 
-from wm_collect.cli_options import Protocol
+from wm_collect.protocol import Protocol
 
 PROTOCOLS: dict[str, Protocol] = {
     "paper": Protocol(summary="the paper's hyperparameters"),
-    "dmc": Protocol(
+    "dmc-proprio-paper": Protocol(
         summary="the paper's DeepMind Control protocol from proprioception, for Playground tasks",
-        settings={"model_size": "12m", "train_ratio": 512.0, "action_repeat": 2},
+        settings={
+            "n_envs": 16,
+            "model_size": "12m",
+            "train_ratio": 512.0,
+            "action_repeat": 2,
+            "episode_length": 1_000,
+        },
         run={"n_timesteps": 250_000, "eval_frequency": 25_000},
     ),
     "quick": Protocol(

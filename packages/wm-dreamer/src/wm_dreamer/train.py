@@ -95,13 +95,15 @@ def make_algorithm(env: Environment, config: DreamerV3Config, replay: StreamRepl
         )
 
     def learn(
-        state: DreamerV3State, tick: jax.Array, key: jax.Array
+        state: DreamerV3State, tick: jax.Array, key: jax.Array, halted: jax.Array
     ) -> tuple[DreamerV3State, dict[str, jax.Array]]:
         replay_state, draw, batch = replay.sample(
             state.replay, jax.random.fold_in(key, _SAMPLE), tick
         )
         noise = draw_update_noise(jax.random.fold_in(key, _NOISE), config=config)
-        learner, latents, metrics = update(state.learner, batch, noise, config=config)
+        learner, latents, metrics = update(
+            state.learner, batch, noise, config=config, halted=halted
+        )
         replay_state = replay.write_back(replay_state, draw, latents.deter, latents.stoch)
         return dataclasses.replace(state, learner=learner, replay=replay_state), metrics
 

@@ -20,6 +20,9 @@ from wm_dreamer.optimizer import optimizer_of
 from wm_dreamer.rssm import Params
 from wm_numerics import ReturnNormalizerState
 
+# Those whose parameters are trained.
+MODULES = ("encoder", "rssm", "decoder", "reward", "continue", "actor", "critic")
+
 METRIC_NAMES = (
     "reconstruction",
     "reward",
@@ -30,6 +33,7 @@ METRIC_NAMES = (
     "critic",
     "replay_critic",
     "total",
+    *(f"Train/grad_norm/{name}" for name in MODULES),
     "Train/grad_norm",
     "Train/update_norm",
     "Train/param_norm",
@@ -94,7 +98,12 @@ def init_learner(key: jax.Array, *, config: DreamerV3Config) -> LearnerState:
 
 
 def update(
-    state: LearnerState, batch: StreamBatch, noise: UpdateNoise, *, config: DreamerV3Config
+    state: LearnerState,
+    batch: StreamBatch,
+    noise: UpdateNoise,
+    *,
+    config: DreamerV3Config,
+    halted: jax.Array | bool = False,
 ) -> tuple[LearnerState, Latents, dict[str, jax.Array]]:
     """Make one update.
 
@@ -106,12 +115,14 @@ def update(
         batch: B windows of T + 1 rows, annotated.
         noise: the update's draws.
         config: static.
+        halted: leave the learner as it is, bool `[]`. So does a loss or gradient that is not
+            finite (E25).
 
     Returns:
         The learner; the posterior latents of the T trained rows, computed with the parameters
         before the step; and the metrics named in `METRIC_NAMES`: unscaled means of the loss terms,
         norms over all trained tensors (`grad_norm` before clipping, `param_norm` after the step),
-        and means of the statistics.
+        of each module's gradient, and means of the statistics.
     """
     data = sequences(batch, config=config)
     (total, outputs), grads = jax.value_and_grad(loss, has_aux=True)(
@@ -119,6 +130,7 @@ def update(
     )
     steps, opt_state = optimizer_of(config).update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, steps)
+    grad_norm = optax.tree.norm(grads)
     new_state = LearnerState(
         params=params,
         slow_critic=slow_update(state.slow_critic, params["critic"], state.updates, config=config),
@@ -126,6 +138,8 @@ def update(
         retnorm=outputs.retnorm,
         updates=state.updates + 1,
     )
+    learns = ~jnp.asarray(halted) & jnp.isfinite(total) & jnp.isfinite(grad_norm)
+    new_state = jax.tree.map(lambda new, old: jnp.where(learns, new, old), new_state, state)
     observed = outputs.world_model.observed
     written = Latents(
         deter=jax.lax.stop_gradient(jnp.swapaxes(observed.deter, 0, 1)),
@@ -134,7 +148,8 @@ def update(
     metrics = {
         **_statistics(outputs, data, config),
         "total": total,
-        "Train/grad_norm": optax.tree.norm(grads),
+        **{f"Train/grad_norm/{name}": optax.tree.norm(grads[name]) for name in MODULES},
+        "Train/grad_norm": grad_norm,
         "Train/update_norm": optax.tree.norm(steps),
         "Train/param_norm": optax.tree.norm(params),
     }

@@ -1,12 +1,14 @@
 """A run in two calls equals the run in one: bit for bit, replay and latents included."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 
 from wm_collect.checkpoint import Checkpoints
+from wm_collect.metrics import ELAPSED
 from wm_collect.run_folder import RunFolder
 from wm_collect.testing import CounterEnv
 from wm_dreamer import DreamerV3
@@ -15,7 +17,12 @@ from ..smoke.tiny import TINY
 
 # Rows. Each length of a run has rings of its own size, and so a program of its own.
 TOTAL, SHORTER, FIRST = 96, 64, 32
-OPTIONS = {"num_episode_test": 0, "log_frequency": 8, "progress": False}
+OPTIONS = {
+    "num_episode_test": 0,
+    "log_frequency": 8,
+    "eval_frequency": 96,
+    "progress": False,
+}
 
 
 def assert_same(expected, got):
@@ -37,10 +44,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(agent, folder):
-    """The uninterrupted run, with a checkpoint every `FIRST` rows."""
-    state, series = agent.train(
-        seed=0, n_timesteps=TOTAL, folder=folder, save_frequency=FIRST, **OPTIONS
-    )
+    """The uninterrupted run, with a checkpoint every 8 rows, all of them kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wm_collect.agent.Checkpoints", partial(Checkpoints, keep_last=99))
+        state, series = agent.train(
+            seed=0, n_timesteps=TOTAL, folder=folder, save_frequency=8, **OPTIONS
+        )
     return jax.tree.map(np.asarray, state), series
 
 
@@ -62,6 +71,26 @@ def interrupted(agent, folder, whole):
 
 def test_two_calls_end_in_the_state_of_one(whole, halves):
     assert_same(whole[0], halves[1])
+
+
+# The first update is made at 20 rows; episodes end at rows that are not multiples of 8.
+@pytest.mark.parametrize("cut", [8, 16, 24, 72])
+def test_a_run_cut_anywhere_goes_on_as_if_it_had_not_been(agent, folder, whole, cut):
+    expected, series = whole
+    tick = agent.clock.first_tick_at(cut)
+    state, metadata = Checkpoints(folder.checkpoints).restore(agent.state_like(0, TOTAL), tick)
+    assert metadata["timestep"] == cut
+    state, rest = agent.train(
+        seed=0,
+        n_timesteps=TOTAL - cut,
+        initial_state=state,
+        log_state=metadata["log_state"],
+        **OPTIONS,
+    )
+    assert_same(expected, state)
+    for name in set(series) - {ELAPSED}:
+        later = series["timestep"] > cut
+        np.testing.assert_array_equal(rest[name], series[name][later], err_msg=name)
 
 
 def test_the_rings_grow_to_the_whole_run(whole, halves):

@@ -98,6 +98,39 @@ def test_render_draws_an_episode_where_asked(folder, tmp_path, capsys):
         assert animation.n_frames == steps + 1
 
 
+def test_report_examines_the_run_and_says_where_the_page_is(folder, capsys):
+    assert run(["report", str(folder), "--episodes", "2", "--best"]) == 0
+    out = capsys.readouterr().out
+    assert "Examining training seed 4 on 2 episode(s)." in out
+    assert out.strip().endswith("report.html")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "(with the best evaluation), on 2 evaluation episode(s) drawn with the seed 0" in page
+    for title in (
+        "Returns",
+        "KL between posterior and prior",
+        "An episode",
+        "Open-loop prediction of observations",
+        "Rewards",
+        "Whether the episode goes on",
+        "Critic&#x27;s value against realised returns",
+        "Imagined return against realised returns",
+    ):
+        assert f"<h3>{title}</h3>" in page, title
+
+
+def test_report_without_a_checkpoint_shows_the_log_only(copy, capsys):
+    shutil.rmtree(copy / "checkpoints")
+    assert run(["report", str(copy)]) == 0
+    assert "no checkpoint yet" in capsys.readouterr().out
+    page = (copy / "report.html").read_text(encoding="utf-8")
+    assert "<h3>World-model losses</h3>" in page and "Open-loop" not in page
+
+
+def test_report_refuses_no_episodes(folder, capsys):
+    assert run(["report", str(folder), "--episodes", "0"]) == 1
+    assert "episodes must be at least 1, got 0." in capsys.readouterr().err
+
+
 def test_plot_draws_runs_over_each_other(folder, copy, tmp_path):
     out = tmp_path / "both.png"
     assert run(["plot", str(folder), str(copy), "--out", str(out)]) == 0
@@ -112,6 +145,10 @@ def test_resuming_a_finished_run_says_how_to_go_on(folder, capsys):
 
 def test_a_longer_resume_goes_on_in_the_same_log(copy):
     assert run(["resume", str(copy), f"--n-timesteps={ROWS + 40}"]) == 0
+    config = json.loads((copy / "config.json").read_text())
+    assert config["settings"]["run"]["n_timesteps"] == ROWS + 40
+    (resumed,) = config["resumed"]
+    assert (resumed["timestep"], resumed["n_timesteps"]) == (ROWS, ROWS + 40)
     rows = read_rows(copy / "metrics.jsonl")
     assert [row["timestep"] for row in rows] == list(range(20, ROWS + 41, 20))
     assert [row["Train/n_updates"] for row in rows[-2:]] == [61, 71]
@@ -146,7 +183,7 @@ def test_the_folder_of_another_agent_is_refused(command, tmp_path, capsys):
     ("args", "sentence"),
     [
         (["info", "CartPole-v2"], "CartPole-v1"),
-        (["info", "CartPole-v1", "--protocol", "fast"], "paper, dmc, quick"),
+        (["info", "CartPole-v1", "--protocol", "fast"], "paper, dmc-proprio-paper, quick"),
         (["train", "CartPole-v1", "--n-timesteps", "0"], "n_timesteps"),
         (["train", "CartPole-v1", "--num-episode-test", "-1"], "num_episode_test"),
         (["train", "CartPole-v1", "--model-size", "7m"], "model_size must be one of 1m, 12m"),

@@ -237,3 +237,26 @@ def test_the_description_names_what_matters_before_a_run():
     discrete = " ".join(DreamerV3("CartPole-v1", model_size="1m").describe().values())
     assert "2 discrete actions" in discrete
     assert "up to 500 agent steps" in discrete and "reset whenever one ends" in discrete
+
+
+def test_a_protocol_sets_defaults_and_its_changes_are_named():
+    agent = DreamerV3.from_protocol("quick", "CartPole-v1", batch_size=8)
+    quick = DreamerV3.protocols["quick"].settings
+    assert all(getattr(agent.settings, name) == value for name, value in quick.items())
+    lines = agent.describe_departures()
+    assert "batch_size 8 (paper: " in lines["departures"]
+    assert lines["of these, not of quick"].startswith("batch_size 8 (quick: ")
+    assert DreamerV3("CartPole-v1").describe_departures() == {
+        "departures": "none: the paper's hyperparameters"
+    }
+    with pytest.raises(
+        ValueError, match="the protocol must be one of paper, dmc-proprio-paper, quick"
+    ):
+        DreamerV3.from_protocol("fast", "CartPole-v1")
+
+
+def test_a_run_that_cannot_fit_is_refused_before_any_work():
+    with pytest.raises(ValueError, match=r"this run cannot fit: it needs about .* Use a"):
+        DreamerV3("CartPole-v1", model_size="400m").train(
+            seed=range(400), n_timesteps=1_000_000, progress=False
+        )

@@ -357,3 +357,18 @@ def test_updates_fit_one_batch_better_and_better():
         learner, _, metrics = update_program()(learner, random_batch(), random_noise(i))
         losses.append(float(metrics["reconstruction"] + metrics["reward"] + metrics["continue"]))
     assert losses[-1] < 0.9 * losses[0]
+
+
+# --- numbers that are not finite ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["obs", "reward", "halted"])
+def test_an_update_that_is_not_finite_or_halted_leaves_the_learner_as_it_is(broken):
+    learner, batch = moved_learner(), random_batch(0)
+    if broken != "halted":
+        bad = jnp.asarray(getattr(batch, broken)).at[0, -1].set(jnp.nan)
+        batch = batch._replace(**{broken: bad})
+    program = jax.jit(functools.partial(update, config=CONFIG))
+    after, _, metrics = program(learner, batch, random_noise(0), halted=broken == "halted")
+    assert_trees_equal(after, learner)
+    assert np.isfinite(metrics["total"]) == (broken == "halted")

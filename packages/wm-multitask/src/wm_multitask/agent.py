@@ -6,19 +6,25 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from wm_collect.agent import Trainer, same_count
+from wm_collect.agent import Trainer, check_one_seed, play_episodes, same_count
 from wm_collect.clocks import Clock
 from wm_collect.compile_cache import enable_compile_cache, quiet_xla
+from wm_collect.deploy import Deployable
+from wm_collect.diagnostics import Diagnostics
 from wm_collect.environment import Environment
-from wm_collect.evaluate import Evaluation, TaskEvaluations
+from wm_collect.evaluate import Evaluation, TaskEvaluations, Trajectory
 from wm_collect.loop import Algorithm, RunState
 from wm_multitask.config import MultiTaskSettings, resolve_config
 from wm_multitask.dataset import MultiTaskDataset
+from wm_multitask.deploy import deployable_task
 from wm_multitask.sampling import OfflineData
-from wm_multitask.train import NAME, make_algorithm, make_evaluator
+from wm_multitask.train import NAME, make_algorithm, make_evaluator, task_context
 from wm_tdmpc2.config import LearningRate
+from wm_tdmpc2.deploy import PlannerBudget
+from wm_tdmpc2.diagnostics import LOG_PANELS, diagnose
 from wm_tdmpc2.networks import parameter_counts
 
 NORMALISED_SCORE = "Eval/normalised score"
@@ -51,6 +57,7 @@ class TDMPC2MultiTask(Trainer):
     """
 
     name = NAME
+    log_panels = LOG_PANELS
 
     def __init__(
         self,
@@ -146,6 +153,45 @@ class TDMPC2MultiTask(Trainer):
             },
         )
 
+    def deployable(
+        self,
+        state: RunState,
+        *,
+        task: str | None = None,
+        iterations: int | None = None,
+        num_samples: int | None = None,
+        policy_only: bool = False,
+    ) -> Deployable:
+        """Return the policy of one task, for `wm_collect.deploy.export_policy`.
+
+        It observes and acts in the task's own sizes.
+
+        Args:
+            state: a state without a seed axis.
+            task: the task's name; may be left out if there is only one.
+            iterations: planner iterations of one decision; None keeps the agent's.
+            num_samples: planner candidates per iteration; None keeps the agent's. Elites and policy
+                trajectories keep their share of them.
+            policy_only: act by the mean of the policy prior, without planning.
+
+        Raises:
+            ValueError: the state holds several seeds, the task is unknown or has to be named, a
+                number is out of range, or the environment is not what the dataset's task says.
+        """
+        check_one_seed(state.agent.n_updates)
+        budget = PlannerBudget(
+            iterations=iterations, num_samples=num_samples, policy_only=policy_only
+        )
+        index = self.tasks.chosen(task)
+        return deployable_task(
+            state.agent.learner,
+            self.tasks,
+            index,
+            self.tasks.tasks[index].make_env(),
+            config=self.config,
+            budget=budget,
+        )
+
     def ticks_done(self, state: RunState) -> int:
         """Return the updates behind a state.
 
@@ -153,6 +199,63 @@ class TDMPC2MultiTask(Trainer):
             ValueError: the seeds of the state are not equally far.
         """
         return same_count(state.agent.n_updates, "updates")
+
+    def record_episodes(
+        self, state: RunState, task: str, *, n_episodes: int = 8, seed: int = 0
+    ) -> list[Trajectory]:
+        """Play episodes of a task, see `wm_collect.agent.play_episodes`.
+
+        Episode i is the one that `evaluate` records of the task with the seed `seed + i`.
+
+        Args:
+            state: a state without a seed axis.
+            task: the task's name.
+            n_episodes: at least 1.
+            seed: draws the episodes; unrelated to the training seed.
+
+        Raises:
+            ValueError: the task is unknown, or `n_episodes` is below 1.
+        """
+        index = self.tasks.index(task)
+        evaluate = make_evaluator(self.envs[index], self.tasks, index, self.config, 1, record=True)
+        keys = [jax.random.fold_in(jax.random.key(seed + i), index) for i in range(n_episodes)]
+        return play_episodes(evaluate, state, keys)
+
+    def diagnose(
+        self, state: RunState, task: str, episodes: Sequence[Trajectory], key: jax.Array
+    ) -> Diagnostics:
+        """Return how well a state's predictions fit episodes of a task that it played.
+
+        Args:
+            state: a state without a seed axis.
+            task: the task's name.
+            episodes: see `record_episodes`.
+            key: draws what predictions sample; consumed.
+
+        Raises:
+            ValueError: the task is unknown.
+        """
+        index = self.tasks.index(task)
+        return diagnose(
+            state.agent.learner,
+            [self._padded(episode) for episode in episodes],
+            key,
+            terminates=False,
+            config=self.config,
+            task=task_context(self.tasks, self.config, jnp.int32(index)),
+        )
+
+    def _padded(self, episode: Trajectory) -> Trajectory:
+        """Return an episode of a task in the widths of the networks."""
+
+        def widened(rows: jax.Array, width: int) -> jax.Array:
+            return jnp.pad(rows, ((0, 0), (0, width - rows.shape[-1])))
+
+        return dataclasses.replace(
+            episode,
+            obs=widened(episode.obs, self.config.obs_dim),
+            action=widened(episode.action, self.config.action_dim),
+        )
 
     def evaluate(
         self,

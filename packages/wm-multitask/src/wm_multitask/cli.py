@@ -6,23 +6,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+import jax
 import numpy as np
 import tyro
 
 from wm_collect import cli as agent_cli
-from wm_collect import reports
-from wm_collect.cli_options import Plot, Resume, settings_registry
+from wm_collect import doctor, reports
+from wm_collect.cli_export import export_run
+from wm_collect.cli_options import Doctor, Plot, Render, Report, Resume, settings_registry
+from wm_collect.cli_options import Export as ExportRun
+from wm_collect.cli_report import report_run
 from wm_collect.cli_runs import (
     continue_run,
     exit_status,
     per_seed,
     relative,
+    report_command,
     restore,
     run_settings,
     seed_argument,
     train_in_folder,
 )
 from wm_collect.loop import RunState
+from wm_collect.protocol import paper_departures
+from wm_collect.report import Section, section
 from wm_collect.run_folder import RunFolder
 from wm_multitask.agent import NORMALISED_SCORE, TDMPC2MultiTask
 from wm_multitask.config import MultiTaskSettings
@@ -31,15 +38,17 @@ from wm_multitask.export import export_episodes
 from wm_multitask.files import load_dataset, load_episodes, save_dataset, save_episodes
 from wm_tdmpc2 import TDMPC2
 from wm_tdmpc2.cli import COMMAND as SINGLE_TASK
+from wm_tdmpc2.deploy import PlannerBudget
 
 PROG = "wm-multitask"
 DEFAULTS = MultiTaskSettings()
+FULL_BUDGET = PlannerBudget()
 SHORT_NAME = "multitask"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write the episodes of a single-task run to a file."""
+    """Write the episodes of a single-task run to a file (a policy: export-policy)."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder of wm-tdmpc2."""
@@ -89,6 +98,8 @@ class RunOptions:
     """Updates between evaluations; None gives 4."""
     save_frequency: int | None = None
     """Updates between checkpoints; None saves with each evaluation."""
+    save_minutes: float | None = None
+    """Also save when the last checkpoint is older than so many minutes."""
     root: Path = Path("runs")
     """Folder of all runs."""
     name: str | None = None
@@ -101,18 +112,17 @@ class RunOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Info:
-    """Print what there is to know about a dataset and an agent trained on it."""
+    """Print what there is to know about a run on a dataset, memory included, without training."""
 
     dataset: Annotated[Path, tyro.conf.Positional]
     """File that pool wrote."""
     settings: Annotated[MultiTaskSettings, tyro.conf.arg(name="")] = DEFAULTS
+    options: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Train(Info):
     """Train one agent on all tasks of a dataset, in a new run folder."""
-
-    options: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,6 +143,31 @@ class Evaluate:
     """If the checkpoint is damaged, use the one before it."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RenderTask(Render):
+    """Draw an episode of one task of a trained run as an animation."""
+
+    task: str | None = None
+    """Name of the task; may be left out if there is only one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportPolicy(ExportRun):
+    """Write a trained policy of one task to a folder that acts without the training code."""
+
+    task: str | None = None
+    """Name of the task; may be left out if there is only one."""
+    budget: Annotated[PlannerBudget, tyro.conf.arg(name="")] = FULL_BUDGET
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportTasks(Report):
+    """Examine a trained run task by task, and write a page that explains its curve."""
+
+    tasks: tuple[str, ...] = ()
+    """Names of the tasks; none given examines all."""
+
+
 _COMMANDS = (
     Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Pool, tyro.conf.subcommand("pool")]
@@ -140,8 +175,12 @@ _COMMANDS = (
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[RenderTask, tyro.conf.subcommand("render")]
+    | Annotated[ExportPolicy, tyro.conf.subcommand("export-policy")]
+    | Annotated[ReportTasks, tyro.conf.subcommand("report")]
     | Annotated[Plot, tyro.conf.subcommand("plot")]
     | Annotated[Info, tyro.conf.subcommand("info")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )
 
 
@@ -149,22 +188,26 @@ def run(args: Sequence[str] | None = None) -> int:
     """Run the command line with the given arguments and return its exit status."""
     args = list(sys.argv[1:] if args is None else args)
 
-    def action() -> None:
+    def action() -> int | None:
         with settings_registry(MultiTaskSettings):
             parsed: Any = tyro.cli(
                 _COMMANDS, args=args, prog=PROG, config=(tyro.conf.OmitArgPrefixes,)
             )
-        actions: dict[type, Callable[[Any], None]] = {
+        actions: dict[type, Callable[[Any], int | None]] = {
             Export: _export,
             Pool: _pool,
             Check: _check,
             Train: _train,
             Resume: _resume,
             Evaluate: _evaluate,
+            RenderTask: _render,
+            ExportPolicy: _export_policy,
+            ReportTasks: _report,
             Plot: agent_cli.plot,
             Info: _info,
+            Doctor: lambda parsed: doctor.print_checks(),
         }
-        actions[type(parsed)](parsed)
+        return actions[type(parsed)](parsed)
 
     return exit_status(PROG, action)
 
@@ -217,7 +260,10 @@ def _print_dataset(path: Path, dataset: MultiTaskDataset) -> None:
 
 
 def _info(parsed: Info) -> None:
-    _print_description(_make_agent(parsed.dataset, parsed.settings, None), parsed.settings)
+    agent = _make_agent(parsed.dataset, parsed.settings, None)
+    memory = agent.forecast(parsed.options.n_timesteps, n_seeds=len(parsed.options.seed))
+    _print_description(agent, parsed.settings, memory.describe())
+    memory.check()
 
 
 def _train(parsed: Train) -> None:
@@ -263,6 +309,7 @@ def _run(
     _, series = train_in_folder(agent, folder, state, n_timesteps, log_state, prog=PROG)
     reports.draw_run(agent, folder)
     reports.print_summary(folder, series, relative)
+    print(f"To see why: {report_command(PROG, folder)}")
 
 
 def _evaluate(parsed: Evaluate) -> None:
@@ -287,6 +334,44 @@ def _evaluate(parsed: Evaluate) -> None:
         print(f"  {NORMALISED_SCORE.partition('/')[2]} {score:.1f}")
 
 
+def _render(parsed: RenderTask) -> None:
+    folder, agent = open_run(parsed.run)
+    index = agent.tasks.chosen(parsed.task)
+    name = agent.tasks.names[index]
+    state, _ = restore(agent, folder, best=parsed.best, fallback=parsed.fallback)
+    _, first = next(per_seed(folder.settings["run"]["seed"], state))
+    result = agent.evaluate(first, n_episodes=1, seed=parsed.seed, tasks=[name], record=True)[name]
+    out = parsed.out or folder.evaluation_gif
+    reports.draw_episode(agent.envs[index], result, out)
+    print(f"{name}: return {float(result.episode_return[0]):.1f}: {relative(out.absolute())}")
+
+
+def _export_policy(parsed: ExportPolicy) -> None:
+    folder, agent = open_run(parsed.run)
+    export_run(agent, folder, parsed, {"task": parsed.task, **dataclasses.asdict(parsed.budget)})
+
+
+def _report(parsed: ReportTasks) -> None:
+    folder, agent = open_run(parsed.run)
+    tasks = parsed.tasks or agent.tasks.names
+    for task in tasks:
+        agent.tasks.index(task)  # an unknown name is refused before anything is played
+
+    def examine(training_seed: int, state: RunState) -> list[Section]:
+        sections = []
+        for task in tasks:
+            episodes = agent.record_episodes(
+                state, task, n_episodes=parsed.episodes, seed=parsed.seed
+            )
+            diagnostics = agent.diagnose(state, task, episodes, jax.random.key(parsed.seed))
+            title = f"{task}, training seed {training_seed}"
+            env = agent.envs[agent.tasks.index(task)]
+            sections.append(section(title, env, episodes, diagnostics))
+        return sections
+
+    report_run(agent, folder, parsed, paper_departures(agent.settings), examine)
+
+
 def open_run(path: Path) -> tuple[RunFolder, TDMPC2MultiTask]:
     """Open a run folder and make its agent again, on the same data."""
     folder = RunFolder.open(path)
@@ -306,6 +391,8 @@ def _make_agent(
     return TDMPC2MultiTask(load_dataset(dataset, expected_hash=expected_hash), **values)
 
 
-def _print_description(agent: TDMPC2MultiTask, settings: MultiTaskSettings) -> None:
-    departures = reports.departures(settings, MultiTaskSettings())
-    reports.print_description(agent.describe() | departures, title=agent.name)
+def _print_description(
+    agent: TDMPC2MultiTask, settings: MultiTaskSettings, memory: dict[str, str] | None = None
+) -> None:
+    lines = agent.describe() | (memory or {}) | {"departures": paper_departures(settings)}
+    reports.print_description(lines, title=agent.name)

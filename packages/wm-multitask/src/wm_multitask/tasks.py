@@ -200,6 +200,18 @@ class TaskSet:
         )
         raise ValueError(f"No task is named {name!r}. {hint}")
 
+    def chosen(self, name: str | None) -> int:
+        """Return the id of the task of that name, or of the only one if none is given.
+
+        Raises:
+            ValueError: no task has the name, or none is given and there are several.
+        """
+        if name is not None:
+            return self.index(name)
+        if self.n_tasks > 1:
+            raise ValueError(f"There are several tasks: name one of {', '.join(self.names)}.")
+        return 0
+
     def to_json(self) -> dict[str, Any]:
         """Return the set as plain values for JSON."""
         return {"tasks": [task.to_json() for task in self.tasks]}

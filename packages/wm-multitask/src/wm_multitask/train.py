@@ -70,11 +70,18 @@ def make_algorithm(tasks: TaskSet, config: TDMPC2Config) -> Algorithm:
             finished=jnp.zeros((0,), bool),
             episode_return=jnp.zeros((0,), jnp.float32),
             episode_length=jnp.zeros((0,), jnp.int32),
+            obs_finite=jnp.ones((0,), bool),
+            reward_finite=jnp.ones((0,), bool),
+            action_finite=jnp.ones((0,), bool),
         )
         return state, nobody
 
     def learn(
-        state: MultiTaskState, tick: jax.Array, key: jax.Array, data: OfflineData
+        state: MultiTaskState,
+        tick: jax.Array,
+        key: jax.Array,
+        halted: jax.Array,
+        data: OfflineData,
     ) -> tuple[MultiTaskState, dict[str, jax.Array]]:
         batch, task = sample(
             data,
@@ -89,6 +96,7 @@ def make_algorithm(tasks: TaskSet, config: TDMPC2Config) -> Algorithm:
             noise,
             config=config,
             task=task_context(tasks, config, task),
+            halted=halted,
         )
         return MultiTaskState(learner=learner, n_updates=state.n_updates + 1), metrics
 

@@ -2,9 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import wm_tdmpc2.cli
+from wm_collect.deploy import load_policy
 from wm_collect.sinks import read_rows
 from wm_multitask import load_dataset
 from wm_multitask.cli import run
@@ -76,6 +79,18 @@ def test_evaluate_reports_each_task(root, capsys):
     assert "wide: mean return" in out and "narrow: mean return" not in out
 
 
+def test_report_examines_each_task(root, capsys):
+    folder = root / "together"
+    assert run(["report", str(folder), "--episodes", "2", "--tasks", "wide"]) == 0
+    assert capsys.readouterr().out.strip().endswith("report.html")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Examined: wide, training seed 3" in page and "Examined: narrow" not in page
+    assert "<h3>Open-loop prediction of latents</h3>" in page
+    assert f"after {UPDATES} updates" in page
+    assert run(["report", str(folder), "--tasks", "wyde"]) == 1
+    assert "wide" in capsys.readouterr().err
+
+
 def test_resume_trains_further_on_the_same_data(root, capsys):
     folder = root / "together"
     assert run(["resume", str(folder)]) == 1
@@ -90,6 +105,17 @@ def test_info_says_what_would_be_trained(root, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert "narrow: observation 3, action 1, 8 agent steps, discount 0.95, 5 episodes" in out
     assert "task embedding 6" in out and "task_dim 6 (paper: 96)" in out
+    assert "for 1 seed: networks and optimiser" in out and "of data for all" in out
+
+
+def test_render_draws_one_task(root, tmp_path, capsys):
+    out = tmp_path / "wide.gif"
+    assert run(["render", str(root / "together"), "--task", "wide", "--out", str(out)]) == 0
+    assert "wide: return " in capsys.readouterr().out
+    with Image.open(out) as animation:
+        assert animation.n_frames == 9
+    assert run(["render", str(root / "together")]) == 1
+    assert "There are several tasks: name one of " in capsys.readouterr().err
 
 
 MISTAKES = {
@@ -128,3 +154,16 @@ def test_other_data_under_the_runs_name_are_refused(root, tmp_path, capsys):
     capsys.readouterr()
     assert run(["evaluate", str(copy)]) == 1
     assert config["settings"]["dataset_hash"] in capsys.readouterr().err
+
+
+def test_export_policy_writes_the_policy_of_one_task(root, tmp_path, capsys):
+    out = tmp_path / "policy"
+    given = ["--task", "wide", "--policy-only", "--out", str(out)]
+    assert run(["export-policy", str(root / "together"), *given]) == 0
+    assert "training seed 3" in capsys.readouterr().out
+    policy = load_policy(out)
+    assert policy(np.zeros(5)).shape == (2,)
+    assert policy.contract["planner"] == {"task": "wide", "policy_only": True}
+
+    assert run(["export-policy", str(root / "together"), "--out", str(tmp_path / "other")]) == 1
+    assert "name one of narrow, wide" in capsys.readouterr().err

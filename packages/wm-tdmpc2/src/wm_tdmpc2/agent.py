@@ -6,13 +6,18 @@ from typing import Any
 
 import jax
 
-from wm_collect.agent import Agent
+from wm_collect.agent import Agent, check_one_seed
 from wm_collect.clocks import Clock
+from wm_collect.deploy import Deployable
+from wm_collect.diagnostics import Diagnostics
 from wm_collect.environment import make_env
-from wm_collect.evaluate import Evaluation
+from wm_collect.evaluate import Evaluation, Trajectory
 from wm_collect.loop import Algorithm, RunState
 from wm_tdmpc2.config import LearningRate, TDMPC2Settings, resolve_config
+from wm_tdmpc2.deploy import PlannerBudget, acting_params, deployed_policy, initial_carry
+from wm_tdmpc2.diagnostics import LOG_PANELS, diagnose
 from wm_tdmpc2.networks import parameter_counts
+from wm_tdmpc2.protocols import PROTOCOLS
 from wm_tdmpc2.schedule import schedule_of
 from wm_tdmpc2.train import NAME, make_algorithm, make_evaluator, replay_of
 
@@ -52,6 +57,9 @@ class TDMPC2(Agent):
     """
 
     name = NAME
+    replay_setting = "buffer_size"
+    protocols = PROTOCOLS
+    log_panels = LOG_PANELS
 
     def __init__(
         self,
@@ -139,6 +147,54 @@ class TDMPC2(Agent):
     def evaluator(self, n_episodes: int, *, record: bool = False) -> Callable[..., Evaluation]:
         """Return `evaluate(agent_state, key)`: the planner without noise on the executed action."""
         return make_evaluator(self.env, self.config, n_episodes, record=record)
+
+    def diagnose(
+        self, state: RunState, episodes: Sequence[Trajectory], key: jax.Array
+    ) -> Diagnostics:
+        """Compare rolled-out latents, rewards, ends and values with recorded episodes."""
+        return diagnose(
+            state.agent.learner,
+            episodes,
+            key,
+            terminates=self.env.spec.terminates,
+            config=self.config,
+        )
+
+    def deployable(
+        self,
+        state: RunState,
+        *,
+        iterations: int | None = None,
+        num_samples: int | None = None,
+        policy_only: bool = False,
+    ) -> Deployable:
+        """Return the planner as evaluations use it, for `wm_collect.deploy.export_policy`.
+
+        Args:
+            state: a state without a seed axis.
+            iterations: planner iterations of one decision; None keeps the agent's.
+            num_samples: planner candidates per iteration; None keeps the agent's. Elites and policy
+                trajectories keep their share of them.
+            policy_only: act by the mean of the policy prior, without planning.
+
+        Raises:
+            ValueError: the state holds several seeds, or a number is out of range.
+        """
+        check_one_seed(state.agent.collector.rows)
+        budget = PlannerBudget(
+            iterations=iterations, num_samples=num_samples, policy_only=policy_only
+        )
+        config = self.config
+        return Deployable(
+            agent=self.name,
+            env=self.env,
+            weights=acting_params(state.agent.learner, budget),
+            init_carry=lambda n: initial_carry(config, budget, n),
+            act=lambda params, *decision: deployed_policy(params, config=config, budget=budget)(
+                *decision
+            ),
+            planner=budget.describe(config),
+        )
 
     def resized(self, state: RunState, n_timesteps: int) -> RunState:
         """Return the state with its replay ring sized for a run that ends at `n_timesteps`."""

@@ -7,14 +7,14 @@ from wm_collect import cli
 from wm_collect.cli_options import AgentCommand
 from wm_tdmpc2.agent import TDMPC2
 from wm_tdmpc2.config import TDMPC2Settings
-from wm_tdmpc2.protocols import PROTOCOLS
+from wm_tdmpc2.deploy import PlannerBudget
 
 COMMAND = AgentCommand(
     prog="wm-tdmpc2",
     short_name="tdmpc2",
     agent=TDMPC2,
     settings=TDMPC2Settings,
-    protocols=PROTOCOLS,
+    budget=PlannerBudget,
 )
 
 

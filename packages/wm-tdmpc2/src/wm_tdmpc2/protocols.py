@@ -1,12 +1,12 @@
-"""Named sets of defaults for the command line."""
+"""Named sets of defaults."""
 
-from wm_collect.cli_options import Protocol
+from wm_collect.protocol import Protocol
 
 PROTOCOLS: dict[str, Protocol] = {
     "paper": Protocol(summary="the paper's hyperparameters"),
-    "dmc": Protocol(
+    "dmc-paper": Protocol(
         summary="the paper's DeepMind Control protocol, for Playground tasks",
-        settings={"model_size": 5, "action_repeat": 2},
+        settings={"model_size": 5, "action_repeat": 2, "episode_length": 1_000},
         run={"n_timesteps": 2_000_000, "eval_frequency": 50_000},
     ),
     "quick": Protocol(

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -23,6 +23,7 @@ from wm_collect.loop import Algorithm
 from wm_collect.replay import EpisodeBuffer, VariableEpisodeBuffer
 from wm_collect.row import EpisodeRecord
 from wm_tdmpc2.config import TDMPC2Config
+from wm_tdmpc2.networks import Params
 from wm_tdmpc2.noise import PlanNoise, draw_plan_noise, draw_update_noise
 from wm_tdmpc2.planner import plan
 from wm_tdmpc2.schedule import schedule_of
@@ -104,13 +105,13 @@ def make_algorithm(
         )
 
     def learn(
-        state: TDMPC2State, tick: jax.Array, key: jax.Array
+        state: TDMPC2State, tick: jax.Array, key: jax.Array, halted: jax.Array
     ) -> tuple[TDMPC2State, dict[str, jax.Array]]:
         batch = buffer.sample(
             state.buffer, jax.random.fold_in(key, _SAMPLE), tick, config.batch_size
         )
         noise = draw_update_noise(jax.random.fold_in(key, _NOISE), config=config)
-        learner, metrics = update(state.learner, Batch(*batch), noise, config=config)
+        learner, metrics = update(state.learner, Batch(*batch), noise, config=config, halted=halted)
         state = dataclasses.replace(state, learner=learner)
         if isinstance(buffer, VariableEpisodeBuffer):
             starved = buffer.n_sampleable(state.buffer) == 0
@@ -140,13 +141,20 @@ def make_algorithm(
     )
 
 
+class ActingParams(NamedTuple):
+    """The part of a `LearnerState` that acting reads."""
+
+    wm_params: Params
+    pi_params: Params
+
+
 def initial_mean(config: TDMPC2Config, n_envs: int) -> jax.Array:
     """Return the planner's carry before its first decision: zeros `[N, H, A]`."""
     return jnp.zeros((n_envs, config.horizon, config.action_dim))
 
 
 def planning_policy(
-    learner: LearnerState,
+    learner: LearnerState | ActingParams,
     *,
     config: TDMPC2Config,
     eval_mode: bool,

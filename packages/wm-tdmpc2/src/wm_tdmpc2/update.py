@@ -13,7 +13,7 @@ agents also nicklashansen/tdmpc2@e9f5932, tdmpc2.py, `_update`.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import flax.struct
 import jax
@@ -43,11 +43,23 @@ METRIC_NAMES = (
     "pi_scale",
 )
 EPISODIC_METRIC_NAMES = ("termination_loss", "termination_rate", "termination_f1")
+_GRAD_NORM = "Train/grad_norm"
+
+State = TypeVar("State")
 
 
 def metric_names(config: TDMPC2Config) -> tuple[str, ...]:
     """Return the names of the metrics that `update` reports."""
-    return METRIC_NAMES + EPISODIC_METRIC_NAMES if config.episodic else METRIC_NAMES
+    episodic = EPISODIC_METRIC_NAMES if config.episodic else ()
+    norms = tuple(f"{_GRAD_NORM}/{name}" for name in _trained_networks(config))
+    return METRIC_NAMES + episodic + norms
+
+
+def _trained_networks(config: TDMPC2Config) -> tuple[str, ...]:
+    """Return the parts of the world model, as in its parameters, and the policy."""
+    termination = ("termination",) if config.episodic else ()
+    embedding = ("task_emb",) if config.n_tasks else ()
+    return ("encoder", "dynamics", "reward", "q", *termination, *embedding, "policy")
 
 
 class Batch(NamedTuple):
@@ -249,6 +261,7 @@ def update(
     *,
     config: TDMPC2Config,
     task: TaskContext | None = None,
+    halted: jax.Array | bool = False,
 ) -> tuple[LearnerState, dict[str, jax.Array]]:
     """Take one gradient step of the whole agent.
 
@@ -264,10 +277,13 @@ def update(
         noise: the draws, see `draw_update_noise`.
         config: static configuration.
         task: the tasks of the slices; None for the agent of a single task.
+        halted: leave the learner as it is, bool `[]`. So does a loss or gradient that is not
+            finite (E25): of the world model all of it, of the policy its own part.
 
     Returns:
         The next state and the metrics of `metric_names`, scalars: losses before their
-        coefficients, `grad_norm` as the world model's clip saw it, `pi_scale` after its update.
+        coefficients, `grad_norm` as the world model's clip saw it, the norm of each network's
+        gradient before any clip, `pi_scale` after its update.
     """
     state = dataclasses.replace(state, wm_params=_renormalised(state.wm_params, task))
     next_z, target = td_target(state, batch, noise, config=config, task=task)
@@ -275,13 +291,22 @@ def update(
     (_, (zs, metrics)), wm_grads = wm_grad_fn(
         state.wm_params, batch, next_z, target, noise.value_dropout, config=config, task=task
     )
+    norms = {name: optax.tree.norm(grads) for name, grads in wm_grads.items()}
     own_norm_sq = jnp.square(optax.tree.norm(wm_grads))
     grad_norm = jnp.sqrt(own_norm_sq + state.pi_grad_norm_sq)
     wm_grads = scale_gradients(wm_grads, clip_coefficient(grad_norm, config))
     wm_updates, wm_opt_state = world_model_optimizer(config).update(
         wm_grads, state.wm_opt_state, state.wm_params
     )
-    wm_params = _renormalised(optax.apply_updates(state.wm_params, wm_updates), task)
+    # Selected at once, so that the selection is part of the optimiser's own pass over the arrays.
+    wm_learns = ~jnp.asarray(halted) & jnp.isfinite(metrics["total_loss"]) & jnp.isfinite(grad_norm)
+    wm_params, wm_opt_state = _select(
+        wm_learns,
+        (optax.apply_updates(state.wm_params, wm_updates), wm_opt_state),
+        (state.wm_params, state.wm_opt_state),
+    )
+    wm_params = _renormalised(wm_params, task)
+    target_q_params = optax.incremental_update(wm_params["q"], state.target_q_params, config.tau)
 
     (pi_loss, q_scale), pi_grads = jax.value_and_grad(policy_loss, has_aux=True)(
         state.pi_params,
@@ -298,16 +323,34 @@ def update(
         scale_gradients(pi_grads, pi_coefficient), state.pi_opt_state, state.pi_params
     )
     metrics |= {"pi_loss": pi_loss, "grad_norm": grad_norm, "pi_scale": q_scale.scale}
+    norms["policy"] = pi_norm
+    metrics |= {f"{_GRAD_NORM}/{name}": norms[name] for name in _trained_networks(config)}
+    pi_learns = wm_learns & jnp.isfinite(pi_loss) & jnp.isfinite(pi_norm)
+    pi_params, pi_opt_state, q_scale, pi_grad_norm_sq = _select(
+        pi_learns,
+        (
+            optax.apply_updates(state.pi_params, pi_updates),
+            pi_opt_state,
+            q_scale,
+            jnp.square(pi_coefficient * pi_norm),
+        ),
+        (state.pi_params, state.pi_opt_state, state.q_scale, state.pi_grad_norm_sq),
+    )
     new_state = LearnerState(
         wm_params=wm_params,
-        target_q_params=optax.incremental_update(wm_params["q"], state.target_q_params, config.tau),
+        target_q_params=_select(wm_learns, target_q_params, state.target_q_params),
         wm_opt_state=wm_opt_state,
-        pi_params=optax.apply_updates(state.pi_params, pi_updates),
+        pi_params=pi_params,
         pi_opt_state=pi_opt_state,
         q_scale=q_scale,
-        pi_grad_norm_sq=jnp.square(pi_coefficient * pi_norm),
+        pi_grad_norm_sq=pi_grad_norm_sq,
     )
     return new_state, metrics
+
+
+def _select(learns: jax.Array, new: State, old: State) -> State:
+    """Return the new arrays where learning goes on, else the old ones."""
+    return jax.tree.map(lambda a, b: jnp.where(learns, a, b), new, old)
 
 
 def _embedding(wm_params: Params, task: TaskContext | None) -> dict[str, Any]:

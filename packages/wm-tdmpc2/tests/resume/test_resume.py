@@ -1,9 +1,14 @@
 """A run in two calls equals the run in one: bit for bit, replay included."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
 
+from wm_collect.checkpoint import Checkpoints
+from wm_collect.metrics import ELAPSED
+from wm_collect.run_folder import RunFolder
 from wm_collect.testing import CounterEnv
 from wm_tdmpc2 import TDMPC2
 
@@ -18,10 +23,26 @@ def agent():
 
 
 @pytest.fixture(scope="module")
-def whole(agent):
-    return agent.train(
-        seed=0, n_timesteps=TOTAL, num_episode_test=0, log_frequency=10, progress=False
-    )
+def folder(tmp_path_factory):
+    return RunFolder.create(tmp_path_factory.mktemp("runs"), "whole", settings={})
+
+
+@pytest.fixture(scope="module")
+def whole(agent, folder):
+    """The uninterrupted run, with a checkpoint every 8 steps, all of them kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wm_collect.agent.Checkpoints", partial(Checkpoints, keep_last=99))
+        state, series = agent.train(
+            seed=0,
+            n_timesteps=TOTAL,
+            num_episode_test=0,
+            log_frequency=10,
+            eval_frequency=TOTAL,
+            progress=False,
+            folder=folder,
+            save_frequency=8,
+        )
+    return jax.tree.map(np.asarray, state), series
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +60,34 @@ def test_two_calls_end_in_the_state_of_one(whole, halves):
         jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(state), strict=True
     ):
         np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+
+
+# Episodes take 10 steps, the seed phase takes 30.
+@pytest.mark.parametrize(
+    "cut", [8, 24, 32, 56], ids=["seed phase", "before the burst", "after it", "mid-episode"]
+)
+def test_a_run_cut_anywhere_goes_on_as_if_it_had_not_been(agent, folder, whole, cut):
+    expected, series = whole
+    tick = agent.clock.first_tick_at(cut)
+    state, metadata = Checkpoints(folder.checkpoints).restore(agent.state_like(0, TOTAL), tick)
+    assert metadata["timestep"] == cut
+    state, rest = agent.train(
+        seed=0,
+        n_timesteps=TOTAL - cut,
+        initial_state=state,
+        log_state=metadata["log_state"],
+        num_episode_test=0,
+        log_frequency=10,
+        eval_frequency=TOTAL,
+        progress=False,
+    )
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(state), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+    for name in set(series) - {ELAPSED}:
+        later = series["timestep"] > cut
+        np.testing.assert_array_equal(rest[name], series[name][later], err_msg=name)
 
 
 def test_the_replay_grows_to_the_whole_run(whole, halves):

@@ -2,11 +2,16 @@
 
 import dataclasses
 import json
+import re
 import shutil
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from wm_collect.deploy import load_policy
 from wm_collect.sinks import read_rows
 from wm_tdmpc2.cli import run
 from wm_tdmpc2.config import TDMPC2Settings
@@ -88,6 +93,38 @@ def test_render_draws_an_episode_where_asked(folder, tmp_path, capsys):
     assert "Return -" in capsys.readouterr().out
 
 
+def test_report_examines_the_run_and_says_where_the_page_is(folder, capsys):
+    assert run(["report", str(folder), "--episodes", "2", "--best"]) == 0
+    out = capsys.readouterr().out
+    assert "Examining training seed 4 on 2 episode(s)." in out
+    assert out.strip().endswith("report.html")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "(with the best evaluation), on 2 evaluation episode(s) drawn with the seed 0" in page
+    for title in (
+        "Returns",
+        "World-model losses",
+        "An episode",
+        "Open-loop prediction of latents",
+        "Open-loop prediction of rewards",
+        "Rewards",
+        "Planner&#x27;s value against realised returns",
+    ):
+        assert f"<h3>{title}</h3>" in page, title
+
+
+def test_report_without_a_checkpoint_shows_the_log_only(copy, capsys):
+    shutil.rmtree(copy / "checkpoints")
+    assert run(["report", str(copy)]) == 0
+    assert "no checkpoint yet" in capsys.readouterr().out
+    page = (copy / "report.html").read_text(encoding="utf-8")
+    assert "<h3>World-model losses</h3>" in page and "Open-loop" not in page
+
+
+def test_report_refuses_no_episodes(folder, capsys):
+    assert run(["report", str(folder), "--episodes", "0"]) == 1
+    assert "episodes must be at least 1, got 0." in capsys.readouterr().err
+
+
 def test_plot_draws_runs_over_each_other(folder, copy, tmp_path):
     out = tmp_path / "both.png"
     assert run(["plot", str(folder), str(copy), "--out", str(out)]) == 0
@@ -102,6 +139,10 @@ def test_resuming_a_finished_run_says_how_to_go_on(folder, capsys):
 
 def test_a_longer_resume_goes_on_in_the_same_log(copy):
     assert run(["resume", str(copy), f"--n-timesteps={STEPS + 40}"]) == 0
+    config = json.loads((copy / "config.json").read_text())
+    assert config["settings"]["run"]["n_timesteps"] == STEPS + 40
+    (resumed,) = config["resumed"]
+    assert (resumed["timestep"], resumed["n_timesteps"]) == (STEPS, STEPS + 40)
     steps = [row["timestep"] for row in read_rows(copy / "metrics.jsonl")]
     assert steps == list(range(20, STEPS + 41, 20))
 
@@ -127,7 +168,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_one_used_only_when_ask
     [
         (["info", "Pendulum-v2"], "Pendulum-v1"),
         (["info", "CartPole-v1"], "discrete"),
-        (["info", "Pendulum-v1", "--protocol", "fast"], "paper, dmc, quick"),
+        (["info", "Pendulum-v1", "--protocol", "fast"], "paper, dmc-paper, quick"),
         (["train", "Pendulum-v1", "--n-timesteps", "0"], "n_timesteps"),
         (["train", "Pendulum-v1", "--num-elites", "600"], "num_samples=512"),
         (["evaluate", "no-such-folder"], "no-such-folder"),
@@ -162,3 +203,37 @@ def test_help_explains_every_setting(capsys):
         if f"--{field.name.replace('_', '-')}" not in shown
     ]
     assert not missing
+
+
+def test_export_writes_a_policy_that_runs_without_this_library(folder, tmp_path, capsys):
+    out = tmp_path / "policy"
+    given = ["--iterations", "2", "--num-samples", "12", "--best"]
+    assert run(["export", str(folder), "--out", str(out), *given]) == 0
+    shown = capsys.readouterr().out
+    assert "training seed 4" in shown and "policy.stablehlo" in shown
+    assert re.search(r"One decision takes [\d.]+ ms: [\d,]+ Hz on this", shown)
+
+    policy = load_policy(out)
+    assert policy.contract["planner"]["num_elites"] == 3
+    assert policy.contract["provenance"]["run"] == "first"
+    actions = [policy(np.zeros(3)) for _ in range(3)]
+    (snippet,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    bare = subprocess.run(
+        [sys.executable, "-c", snippet], cwd=out, capture_output=True, text=True, timeout=300
+    )
+    assert bare.returncode == 0, bare.stderr
+    np.testing.assert_allclose(
+        [float(number) for number in re.findall(r"\[\[(.+?)\]\]", bare.stdout)],
+        np.ravel(actions),
+        rtol=1e-5,
+    )
+
+    assert run(["export", str(folder), "--out", str(out)]) == 1
+    assert "exists: choose another folder" in capsys.readouterr().err
+
+
+def test_export_refuses_a_seed_that_was_not_trained(folder, tmp_path, capsys):
+    out = tmp_path / "policy"
+    assert run(["export", str(folder), "--out", str(out), "--training-seed", "5"]) == 1
+    assert "--training-seed must be one of 4, got 5" in capsys.readouterr().err
+    assert not out.exists()

@@ -90,3 +90,34 @@ def test_parameters_that_are_not_finite_stop_the_run(agent):
     broken.config = diverging
     with pytest.raises(RuntimeError, match="diverged"):
         broken.train(seed=0, n_timesteps=STEPS, num_episode_test=0, progress=False)
+
+
+def test_a_seed_that_is_not_finite_stops_alone(agent, pair):
+    state, _ = pair
+
+    def poisoned(path, leaf):
+        if "encoder" in jax.tree_util.keystr(path) and "wm_params" in jax.tree_util.keystr(path):
+            return leaf.at[1].set(np.nan)
+        return leaf.copy()  # training consumes the state
+
+    options = {"seed": [3, 5], "n_timesteps": 16, "num_episode_test": 2, "progress": False}
+    sick = jax.tree_util.tree_map_with_path(poisoned, state)
+    well, well_series = agent.train(initial_state=jax.tree.map(jax.numpy.copy, state), **options)
+    after, series = agent.train(initial_state=sick, **options)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(well), jax.tree.leaves(after), strict=True
+    ):
+        np.testing.assert_array_equal(a[0], b[0], err_msg=jax.tree_util.keystr(path))
+    np.testing.assert_array_equal(
+        well_series["Eval/episodic mean reward"][0], series["Eval/episodic mean reward"][0]
+    )
+    assert np.isnan(series["Eval/episodic mean reward"][1]).all()
+    assert np.isnan(series["Loss/total_loss"][1]).all()
+    assert after.health.stopped.tolist() == [False, True]
+    # What was finite stays as it was.
+    for a, b in zip(
+        jax.tree.leaves(state.agent.learner.pi_params),
+        jax.tree.leaves(after.agent.learner.pi_params),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a[1], b[1])

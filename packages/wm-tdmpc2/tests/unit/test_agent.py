@@ -184,3 +184,24 @@ def test_the_description_names_what_matters_before_a_run():
     text = " ".join(TDMPC2("Pendulum-v1").describe().values())
     for part in ("Pendulum-v1", "4,932,192", "0.975", "1,000 random steps", "6 iterations of 512"):
         assert part in text
+
+
+def test_a_protocol_sets_defaults_and_its_changes_are_named():
+    agent = TDMPC2.from_protocol("quick", "Pendulum-v1", batch_size=8)
+    quick = TDMPC2.protocols["quick"].settings
+    assert all(getattr(agent.settings, name) == value for name, value in quick.items())
+    lines = agent.describe_departures()
+    assert "batch_size 8 (paper: " in lines["departures"]
+    assert lines["of these, not of quick"].startswith("batch_size 8 (quick: ")
+    assert TDMPC2("Pendulum-v1").describe_departures() == {
+        "departures": "none: the paper's hyperparameters"
+    }
+    with pytest.raises(ValueError, match="the protocol must be one of paper, dmc-paper, quick"):
+        TDMPC2.from_protocol("fast", "Pendulum-v1")
+
+
+def test_a_run_that_cannot_fit_is_refused_before_any_work():
+    with pytest.raises(ValueError, match=r"this run cannot fit: it needs about .* Use a"):
+        TDMPC2("Pendulum-v1", model_size=317).train(
+            seed=range(400), n_timesteps=1_000_000, progress=False
+        )

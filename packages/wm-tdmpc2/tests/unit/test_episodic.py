@@ -390,7 +390,9 @@ def test_an_update_reports_the_metrics_of_its_agent(config):
     assert set(metrics) == set(metric_names(config))
     assert all(value.shape == () for value in metrics.values())
     expected = METRIC_NAMES + (EPISODIC_METRIC_NAMES if config.episodic else ())
-    assert metric_names(config) == expected
+    norms = {name for name in metric_names(config) if name.startswith("Train/grad_norm/")}
+    assert set(metric_names(config)) == {*expected, *norms}
+    assert ("Train/grad_norm/termination" in norms) == config.episodic
     assert jax.tree.structure(after) == jax.tree.structure(moved_learner(config))
 
 

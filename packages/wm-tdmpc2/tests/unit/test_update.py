@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from wm_tdmpc2 import draw_update_noise, update
-from wm_tdmpc2.update import METRIC_NAMES, policy_loss, td_target, world_model_loss
+from wm_tdmpc2.update import (
+    METRIC_NAMES,
+    metric_names,
+    policy_loss,
+    td_target,
+    world_model_loss,
+)
 
 from .tiny import CONFIG, fresh_learner, moved_learner, random_batch, random_latents
 
@@ -188,13 +194,44 @@ def test_no_carried_gradient_is_larger_than_the_clip_norm():
 
 
 def test_metrics_have_their_names_and_recombine():
-    _, metrics = take_step(moved_learner(), random_batch(), noise())
-    assert set(metrics) == set(METRIC_NAMES)
+    learner = moved_learner()
+    _, metrics = take_step(learner, random_batch(), noise())
+    assert set(metrics) == set(metric_names(CONFIG))
     assert all(value.shape == () and np.isfinite(value) for value in metrics.values())
     total = 20 * metrics["consistency_loss"] + 0.1 * (
         metrics["reward_loss"] + metrics["value_loss"]
     )
     np.testing.assert_allclose(metrics["total_loss"], total, rtol=1e-6)
+    norms = [metrics[f"Train/grad_norm/{name}"] for name in ("encoder", "dynamics", "reward", "q")]
+    norm = np.sqrt(np.sum(np.square(norms)) + learner.pi_grad_norm_sq)
+    np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-6)
+
+
+@pytest.mark.parametrize("broken", ["obs", "reward", "halted"])
+def test_an_update_that_is_not_finite_or_halted_leaves_the_learner_as_it_is(broken):
+    learner, batch = moved_learner(), random_batch()
+    if broken != "halted":
+        bad = jnp.asarray(getattr(batch, broken)).at[0, 0].set(jnp.nan)
+        batch = batch._replace(**{broken: bad})
+    step = jax.jit(functools.partial(update, config=CONFIG))
+    after, metrics = step(learner, batch, noise(), halted=broken == "halted")
+    for old, new in zip(jax.tree.leaves(learner), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert np.isfinite(metrics["total_loss"]) == (broken == "halted")
+
+
+def test_a_policy_loss_that_is_not_finite_leaves_the_policy_as_it_is():
+    learner, batch = moved_learner(), random_batch()
+    bad = noise()._replace(pi_eps=jnp.full_like(noise().pi_eps, jnp.nan))
+    after, metrics = jax.jit(functools.partial(update, config=CONFIG))(learner, batch, bad)
+    assert np.isnan(metrics["pi_loss"]) and np.isfinite(metrics["total_loss"])
+    for name in ("pi_params", "pi_opt_state", "q_scale", "pi_grad_norm_sq"):
+        old, new = (jax.tree.leaves(getattr(state, name)) for state in (learner, after))
+        for a, b in zip(old, new, strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=name)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    old, new = jax.tree.leaves(learner.wm_params), jax.tree.leaves(after.wm_params)
+    assert all(not np.array_equal(a, b) for a, b in zip(old, new, strict=True))
 
 
 def test_an_update_keeps_structure_shapes_and_dtypes_and_counts_one_step():

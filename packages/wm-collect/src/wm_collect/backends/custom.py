@@ -1,11 +1,14 @@
-"""Environments of one's own: registered builders and ready-made objects.
+"""Environments of one's own: registered builders, importable ones, and ready-made objects.
 
-An object is used through whichever interface it has: `wm_collect.Environment`, Gymnax's
-(`reset_env` and `step_env` with parameters), or the one Brax and Playground share (`reset(key)`
-and `step(state, action)`, both returning a state with `obs`, `reward` and `done`).
+An object is used through whichever interface it has: `wm_collect.FunctionalEnv`, which Brax and
+Playground share and which is recommended for one's own; Gymnax's (`reset_env` and `step_env` with
+parameters); or the one that everything becomes in the end, `wm_collect.Environment`.
 """
 
+import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -48,18 +51,32 @@ def registered_envs() -> tuple[str, ...]:
     return tuple(_builders)
 
 
+def is_own(env_id: str) -> bool:
+    """Return whether an id is a registered name, or says what to import: "module:attribute"."""
+    return env_id in _builders or ":" in env_id
+
+
 def build(name: str, *, episode_length: int | None, env_params: Any) -> Any:
-    """Call a registered builder and return the object it makes.
+    """Return the environment object of a registered or importable builder.
 
     Args:
-        name: a registered name.
-        episode_length: time limit in simulator steps, or None; passed on if accepted.
-        env_params: parameters, or None; passed on if accepted.
+        name: a registered name, or "module:attribute": a builder as `register_env` takes it, which
+            may be the environment's class, or an environment object.
+        episode_length: time limit in simulator steps, or None; passed to a builder that accepts it.
+        env_params: parameters, or None; passed to a builder that accepts it.
 
     Returns:
-        Whatever the builder returns.
+        Whatever the builder returns, or the object itself.
+
+    Raises:
+        TypeError: the attribute is neither a builder nor an environment.
+        ValueError: there is no such module or attribute.
     """
-    builder = _builders[name]
+    builder = _builders.get(name)
+    if builder is None:
+        builder = _import(name)
+        if not _is_builder(builder):
+            return builder
     offered = {"episode_length": episode_length, "env_params": env_params}
     accepted = inspect.signature(builder).parameters.values()
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted):
@@ -71,6 +88,55 @@ def build(name: str, *, episode_length: int | None, env_params: Any) -> Any:
         offered = {key: value for key, value in offered.items() if key in names}
     # A builder's own default stands where nothing was asked for.
     return builder(**{key: value for key, value in offered.items() if value is not None})
+
+
+def _import(name: str) -> Any:
+    """Return what "module:attribute" names; the current folder is searched first.
+
+    It stays on the search path, as with `python -m`: the module may import its neighbours later.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute.isidentifier():
+        raise ValueError(
+            f"The environment {name!r} cannot be imported; write it as "
+            f'"module:attribute", such as "my_envs:make".'
+        )
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports something that is not
+        raise ValueError(
+            f"The environment {name!r} was not found: there is no module {error.name!r} in "
+            f"{folder}, and none is installed. Run the command in the folder that holds it."
+        ) from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        own = [
+            own
+            for own, value in vars(module).items()
+            if getattr(value, "__module__", None) == module_name
+        ]
+        raise ValueError(
+            f"The module {module_name!r} has no {attribute!r}; it defines {', '.join(own)}."
+        )
+    if not (_is_builder(found) or isinstance(found, tuple) or _resets(found)):
+        raise TypeError(
+            f"{name!r} is of type {type(found).__name__}; give an environment object, its class, "
+            f"or a function that makes one."
+        )
+    return found
+
+
+def _is_builder(found: Any) -> bool:
+    return isinstance(found, type) or (callable(found) and not _resets(found))
+
+
+def _resets(found: Any) -> bool:
+    return hasattr(found, "reset") or hasattr(found, "reset_env")
 
 
 def from_object(
@@ -134,7 +200,8 @@ def from_object(
         )
     raise TypeError(
         f"The environment {name!r} of type {type(env).__name__} has no known interface. Accepted "
-        f"are: an object with spec, reset(key) and step(key, state, action) as in "
-        f"wm_collect.Environment; a Gymnax environment (reset_env and step_env); a Brax or "
-        f"Playground environment (reset(key), step(state, action) and action_size)."
+        f"are: an object with reset(key), step(state, action) and action_size, as in "
+        f"wm_collect.FunctionalEnv, Brax and Playground; a Gymnax environment (reset_env and "
+        f"step_env); one with spec, reset(key) and step(key, state, action) as in "
+        f"wm_collect.Environment."
     )

@@ -6,7 +6,7 @@ cached state, lose truncations, or break with typed keys.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,65 @@ _WRAPPERS = frozenset(
         "VmapWrapper",
     }
 )
+
+
+class FunctionalState(Protocol):
+    """State of a `FunctionalEnv`: a pytree of arrays, such as a `NamedTuple`, with these fields.
+
+    It may have more, for what a step needs and nobody observes. Both `reset` and `step` return the
+    same fields with the same shapes and dtypes.
+    """
+
+    @property
+    def obs(self) -> jax.Array:
+        """What the agent observes, float32 `[O]`."""
+        ...
+
+    @property
+    def reward(self) -> jax.Array:
+        """Reward of the step that led here, float32 `[]`; 0 after a reset."""
+        ...
+
+    @property
+    def done(self) -> jax.Array:
+        """Whether the environment ended the episode here, bool or float `[]`; no time limit."""
+        ...
+
+
+class FunctionalEnv(Protocol):
+    """The recommended form of an environment of one's own; an object of it goes into `make_env`.
+
+    Pure functions of one environment, without a base class. Actions are vectors in [−1, 1], float32
+    `[A]`. The time limit is declared and not counted, and `step` never resets: both are done
+    outside. An environment that draws random numbers while stepping keeps a key in its state and
+    splits it.
+
+    An environment with discrete actions or with other action bounds is written in Gymnax's
+    interface or as an `Environment`.
+    """
+
+    @property
+    def action_size(self) -> int:
+        """Number of action dimensions A."""
+        ...
+
+    @property
+    def episode_length(self) -> int:
+        """Time limit, in simulator steps."""
+        ...
+
+    @property
+    def terminates(self) -> bool:
+        """Whether an episode may end before the time limit, by `done`."""
+        ...
+
+    def reset(self, key: jax.Array) -> FunctionalState:
+        """Return the first state of an episode, drawn with `key`."""
+        ...
+
+    def step(self, state: Any, action: jax.Array) -> FunctionalState:
+        """Return the state after one simulator step."""
+        ...
 
 
 def done_is_termination(state: Any) -> tuple[jax.Array, jax.Array, jax.Array]:

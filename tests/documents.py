@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import workspace
 
-PATTERNS = ("README.md", "CONTRIBUTING.md", "docs/*.md", "packages/*/README.md", "tools/*.md")
+PATTERNS = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md", "tools/*.md")
 DOCUMENTS = sorted(
     path.relative_to(workspace.ROOT).as_posix()
     for pattern in PATTERNS

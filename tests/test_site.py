@@ -37,7 +37,7 @@ def test_the_navigation_lists_every_page_once(repository: Path):
 
 @pytest.mark.parametrize("package", workspace.PACKAGES)
 def test_the_reference_names_what_a_module_of_the_same_name_hides(repository: Path, package: str):
-    """The tool that reads the sources takes `wm_dreamer.update` for the module, not the function."""
+    """To the tool that reads the sources, `wm_dreamer.update` is the module, not the function."""
     module = package.replace("-", "_")
     folder = repository / "packages" / package / "src" / module
     tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))

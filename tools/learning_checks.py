@@ -92,7 +92,7 @@ CHECKS = {
             "num_samples": 256,
             "action_repeat": 2,
         },
-        n_timesteps=12_000,
+        n_timesteps=20_000,
         seeds=(0, 1),
         bar=900.0,
     ),

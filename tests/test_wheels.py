@@ -89,6 +89,45 @@ def test_wm_numerics_works_with_nothing_but_jax_and_numpy(wheels: Path, tmp_path
     assert printed.endswith("symlog and two-hot work alone\n")
 
 
+COLLECT_ALONE = """
+import importlib.util
+
+import jax
+
+import wm_collect
+from wm_collect.testing import CounterEnv, check_rows, collect_rows
+
+public = [getattr(wm_collect, name) for name in wm_collect.__all__]
+env = CounterEnv([3, 2], terminates=[False, True])
+check_rows(collect_rows(env, n_envs=2, n_ticks=12, key=jax.random.key(0)), env.spec)
+
+installed = [n for n in ("wm_dreamer", "wm_tdmpc2", "wm_multitask") if importlib.util.find_spec(n)]
+assert not installed, installed
+print("rows are collected without an agent")
+"""
+
+
+@pytest.mark.slow
+def test_wm_collect_works_without_an_agent(wheels: Path, tmp_path: Path):
+    python = install(tmp_path / "collect", wheels, "wm-numerics", "wm-collect")
+
+    printed = workspace.run(python, "-I", "-c", COLLECT_ALONE, cwd=tmp_path)
+
+    assert printed.endswith("rows are collected without an agent\n")
+
+
+@pytest.mark.slow
+def test_wm_multitask_is_imported_and_shows_its_help_without_dreamer(wheels: Path, tmp_path: Path):
+    below = ("wm-numerics", "wm-collect", "wm-tdmpc2")
+    python = install(tmp_path / "multitask", wheels, *below, "wm-multitask")
+
+    installed = workspace.run(workspace.uv(), "pip", "list", "--python", python)
+    helped = workspace.run(python.parent / "wm-multitask", "--help", cwd=tmp_path)
+
+    assert "wm-tdmpc2" in installed and "wm-dreamer" not in installed
+    assert "Train one agent on all tasks of a dataset" in helped
+
+
 # One-step plans by the smallest networks, on episodes of six steps: what takes time is compiling.
 TINY_TDMPC2 = {
     "--episode-length": 6,

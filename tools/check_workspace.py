@@ -111,6 +111,31 @@ def check_ranges(projects: dict[str, dict[str, Any]]) -> list[str]:
     return problems
 
 
+def check_shared_dependencies(projects: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the packages from elsewhere to which the members give different ranges.
+
+    Members are installed together, so a range that one of them corrects holds for all.
+
+    Args:
+        projects: the `[project]` tables, by distribution name.
+    """
+    ranges: dict[str, dict[str, list[str]]] = {}
+    for name, project in projects.items():
+        extras = project.get("optional-dependencies", {})
+        lines = project.get("dependencies", []) + [line for e in extras.values() for line in e]
+        for requirement in map(Requirement, lines):
+            other = canonicalize_name(requirement.name)
+            if other not in projects and requirement.specifier:
+                members = ranges.setdefault(other, {}).setdefault(str(requirement.specifier), [])
+                members.append(name)
+    return [
+        f"{other} has several ranges: "
+        + "; ".join(f"{wanted} in {', '.join(names)}" for wanted, names in found.items())
+        for other, found in ranges.items()
+        if len(found) > 1
+    ]
+
+
 def check_layers(projects: dict[str, dict[str, Any]], layers: list[str]) -> list[str]:
     """Return the declared dependencies that do not point to a lower layer.
 
@@ -166,6 +191,7 @@ def check_workspace(root: Path) -> list[str]:
     projects = {folder.name: read_toml(folder / "pyproject.toml")["project"] for folder in folders}
     if len({project["requires-python"] for project in projects.values()}) > 1:
         problems.append("the packages do not all require the same Python")
+    problems += check_shared_dependencies(projects)
     if not problems:  # the next two look names up in the lists that were just compared
         problems = check_ranges(projects) + check_layers(projects, layers)
     return problems

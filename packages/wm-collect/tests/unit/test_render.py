@@ -40,6 +40,7 @@ def record(env: Environment, n_steps: int, action: Any) -> Trajectory:
         action=jnp.broadcast_to(action, (env.spec.episode_length, *jnp.shape(action))),
         reward=stacked(rewards),
         length=jnp.array(n_steps, jnp.int32),
+        terminated=moved.terminated,
     )
 
 

@@ -12,7 +12,7 @@ from wm_collect.sinks import read_rows
 from wm_multitask import load_dataset
 from wm_multitask.cli import run
 
-from .fixed_tasks import TINY, register
+from .fixed_tasks import LENGTHS, TINY, register
 
 SINGLE = {name: value for name, value in TINY.items() if name != "task_dim"}
 STEPS = 40
@@ -113,7 +113,7 @@ def test_render_draws_one_task(root, tmp_path, capsys):
     assert run(["render", str(root / "together"), "--task", "wide", "--out", str(out)]) == 0
     assert "wide: return " in capsys.readouterr().out
     with Image.open(out) as animation:
-        assert animation.n_frames == 9
+        assert animation.n_frames == LENGTHS["wide"] + 1
     assert run(["render", str(root / "together")]) == 1
     assert "There are several tasks: name one of " in capsys.readouterr().err
 

@@ -145,7 +145,7 @@ class Trainer(abc.ABC):
         """
         state = self.state_like(0, n_timesteps)
         replay = self.replay_bytes_per_seed(n_timesteps)
-        reading = () if self.shared is None else (jax.eval_shape(lambda: self.shared),)
+        reading = () if self.shared is None else (self.shared,)
         update_bytes = 0
         if working:
             update_bytes = forecast.working_bytes(

@@ -144,7 +144,7 @@ def _export(command: AgentCommand, parsed: Any) -> None:
 
 def _report(command: AgentCommand, parsed: Report) -> None:
     folder, agent = open_run(command, parsed.run)
-    report_agent(agent, folder, parsed, agent.describe_departures()["departures"])
+    report_agent(agent, folder, parsed)
 
 
 def plot(parsed: Plot) -> None:

@@ -8,6 +8,7 @@ from wm_collect.checkpoint import Checkpoints
 from wm_collect.cli_options import Report
 from wm_collect.cli_runs import per_seed, relative, restore
 from wm_collect.loop import RunState
+from wm_collect.protocol import paper_departures
 from wm_collect.report import Section, diagnosed_section, run_facts, write_report
 from wm_collect.run_folder import RunFolder
 from wm_collect.sinks import read_rows
@@ -16,14 +17,13 @@ Examine = Callable[[int, RunState], Sequence[Section]]
 """`examine(seed, state)`: the sections of a report on one training seed's state."""
 
 
-def report_agent(agent: Agent, folder: RunFolder, options: Report, departures: str) -> None:
+def report_agent(agent: Agent, folder: RunFolder, options: Report) -> None:
     """Write the report of a run on one environment, and print where it is.
 
     Args:
         agent: the run's agent.
         folder: its run folder.
         options: what the user asked for.
-        departures: the settings that are not the paper's.
     """
 
     def examine(training_seed: int, state: RunState) -> list[Section]:
@@ -37,12 +37,10 @@ def report_agent(agent: Agent, folder: RunFolder, options: Report, departures: s
             )
         ]
 
-    report_run(agent, folder, options, departures, examine)
+    report_run(agent, folder, options, examine)
 
 
-def report_run(
-    trainer: Trainer, folder: RunFolder, options: Report, departures: str, examine: Examine
-) -> None:
+def report_run(trainer: Trainer, folder: RunFolder, options: Report, examine: Examine) -> None:
     """Write a run's report, its seeds examined one after the other, and print where it is.
 
     A run without a checkpoint is reported by its log alone.
@@ -72,7 +70,7 @@ def report_run(
     path: Path = write_report(
         folder,
         title=f"{trainer.name} on {trainer.subject}",
-        facts=run_facts(folder, rows, unit, departures),
+        facts=run_facts(folder, rows, unit, paper_departures(trainer.settings)),
         rows=rows,
         unit=unit,
         log_panels=trainer.log_panels,

@@ -238,6 +238,8 @@ class _Run:
             TrainingDiverged: none is left.
         """
         already, self.health = self.health, found
+        if not found.stopped.any():
+            return
         new = np.flatnonzero(np.atleast_1d(found.stopped & ~already.stopped))
         metric_names = [metrics.metric_key(name) for name in self.algorithm.metric_names]
         names = health.sources(metric_names, self.compiled.trained_names)

@@ -201,8 +201,13 @@ def sink_row(row: dict[str, Any], seeds: Sequence[int] | None) -> dict[str, floa
             f"{name}/max": float(np.max(defined)),
         }
         per_seed = zip(seeds, values, strict=True)
-        plain |= {f"{name} (seed {k})": float(v) for k, v in per_seed if not np.isnan(v)}
+        plain |= {seed_column(name, k): float(v) for k, v in per_seed if not np.isnan(v)}
     return plain
+
+
+def seed_column(name: str, seed: int) -> str:
+    """Return under which name the log of several seeds has one seed's value of a metric."""
+    return f"{name} (seed {seed})"
 
 
 def interquartile_mean(values: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wm_collect.metrics import interquartile_mean
+from wm_collect.metrics import interquartile_mean, seed_column
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -59,7 +59,7 @@ class SeedSeries:
 def seed_series(rows: Rows, name: str) -> SeedSeries:
     """Return a metric's values from log rows; rows without a finite value are left out."""
     seeds = sorted({seed for row in rows for seed in _seeds_of(row, name)})
-    columns = [f"{name} (seed {seed})" for seed in seeds] or [name]
+    columns = [seed_column(name, seed) for seed in seeds] or [name]
     points = []
     for i, row in enumerate(rows):
         values = [_finite(row.get(column)) for column in columns]

@@ -369,7 +369,7 @@ def _report(parsed: ReportTasks) -> None:
             sections.append(section(title, env, episodes, diagnostics))
         return sections
 
-    report_run(agent, folder, parsed, paper_departures(agent.settings), examine)
+    report_run(agent, folder, parsed, examine)
 
 
 def open_run(path: Path) -> tuple[RunFolder, TDMPC2MultiTask]:

@@ -11,7 +11,7 @@ from wm_collect.checks import check_count
 from wm_collect.collector import Policy
 from wm_tdmpc2 import world_model
 from wm_tdmpc2.config import TDMPC2Config
-from wm_tdmpc2.task_context import TaskContext, bind_task, renormalised
+from wm_tdmpc2.task_context import TaskContext, networks_of
 from wm_tdmpc2.train import ActingParams, initial_mean, planning_policy
 from wm_tdmpc2.update import LearnerState
 
@@ -113,17 +113,9 @@ def prior_policy(
     params: ActingParams | LearnerState, *, config: TDMPC2Config, task: TaskContext | None = None
 ) -> Policy:
     """Return the policy that acts by the mean of the policy prior; it carries and draws nothing."""
-    wm_params, pi_params, mask = params.wm_params, params.pi_params, None
-    if task is not None:
-        table = renormalised(wm_params["task_emb"], task.task)
-        wm_params, pi_params = bind_task(
-            wm_params,
-            pi_params,
-            table[task.task],
-            obs_dim=config.obs_dim,
-            latent_dim=config.latent_dim,
-        )
-        mask = task.action_mask
+    wm_params, pi_params, mask = networks_of(
+        params.wm_params, params.pi_params, task, config=config
+    )
 
     def policy(
         carry: Any, obs: jax.Array, is_first: jax.Array, key: jax.Array

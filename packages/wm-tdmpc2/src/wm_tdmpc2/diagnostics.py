@@ -7,7 +7,7 @@ several tasks, everything is asked of the networks bound to one task (`wm_tdmpc2
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from wm_tdmpc2.config import TDMPC2Config
 from wm_tdmpc2.networks import Params
 from wm_tdmpc2.noise import draw_plan_noise
 from wm_tdmpc2.planner import plan
-from wm_tdmpc2.task_context import TaskContext, bind_task, renormalised
+from wm_tdmpc2.task_context import TaskContext, networks_of
 from wm_tdmpc2.update import LearnerState
 
 # Starting rows of open-loop predictions and rows to plan from, in each episode.
@@ -127,7 +127,7 @@ def predict_episode(
         task: the task the episode is of; None for the agent of a single task.
     """
     q_key, last_key, plan_key = jax.random.split(key, 3)
-    own_wm, own_pi, mask = _bound(wm_params, pi_params, task, config)
+    own_wm, own_pi, mask = networks_of(wm_params, pi_params, task, config=config)
     latent = world_model.encode(own_wm, obs, config=config)
 
     def mean_reward(z: jax.Array, a: jax.Array) -> jax.Array:
@@ -285,16 +285,3 @@ def diagnose(
             compared("planner's value", planned),
         ),
     )
-
-
-def _bound(
-    wm_params: Params, pi_params: Params, task: TaskContext | None, config: TDMPC2Config
-) -> tuple[Params, Params, Any]:
-    """Return networks without an embedding to give, and the task's action mask or None."""
-    if task is None:
-        return wm_params, pi_params, None
-    embedding = renormalised(wm_params["task_emb"], task.task)[task.task]
-    own_wm, own_pi = bind_task(
-        wm_params, pi_params, embedding, obs_dim=config.obs_dim, latent_dim=config.latent_dim
-    )
-    return own_wm, own_pi, task.action_mask

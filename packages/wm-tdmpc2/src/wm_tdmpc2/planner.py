@@ -30,7 +30,7 @@ from wm_tdmpc2.networks import (
     value_module,
 )
 from wm_tdmpc2.noise import PlanNoise
-from wm_tdmpc2.task_context import TaskContext, bind_task, renormalised
+from wm_tdmpc2.task_context import TaskContext, networks_of
 
 WEIGHT_EPS = 1e-9
 
@@ -95,18 +95,8 @@ def plan(
     Returns:
         The action, the new mean, and the iterations' trace.
     """
-    gamma: float | jax.Array = config.gamma
-    mask = None
-    if task is not None:
-        table = renormalised(wm_params["task_emb"], task.task)
-        wm_params, pi_params = bind_task(
-            wm_params,
-            pi_params,
-            table[task.task],
-            obs_dim=config.obs_dim,
-            latent_dim=config.latent_dim,
-        )
-        gamma, mask = task.discount, task.action_mask
+    gamma: float | jax.Array = config.gamma if task is None else task.discount
+    wm_params, pi_params, mask = networks_of(wm_params, pi_params, task, config=config)
 
     def masked(x: jax.Array) -> jax.Array:
         return x if mask is None else x * jnp.broadcast_to(mask, x.shape)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from wm_tdmpc2.config import TDMPC2Config
 from wm_tdmpc2.networks import Params, first_linear, with_first_linear
 
 MAX_NORM = 1.0
@@ -79,3 +80,26 @@ def bind_task(
         if name != "task_emb"
     }
     return networks, bound(pi_params, latent_dim)
+
+
+def networks_of(
+    wm_params: Params, pi_params: Params, task: TaskContext | None, *, config: TDMPC2Config
+) -> tuple[Params, Params, jax.Array | None]:
+    """Return the networks that decide for one task, and its action mask `[A]`, or None.
+
+    The task's embedding is read renormalised and bound, see `bind_task`; the table stays as it is.
+    Without a task the networks are returned as they are.
+
+    Args:
+        wm_params: world-model parameters.
+        pi_params: policy-prior parameters.
+        task: the one task; None for the agent of a single task.
+        config: the sizes.
+    """
+    if task is None:
+        return wm_params, pi_params, None
+    embedding = renormalised(wm_params["task_emb"], task.task)[task.task]
+    networks, pi_params = bind_task(
+        wm_params, pi_params, embedding, obs_dim=config.obs_dim, latent_dim=config.latent_dim
+    )
+    return networks, pi_params, task.action_mask

@@ -17,10 +17,10 @@ from wm_tdmpc2 import (
     draw_plan_noise,
     draw_update_noise,
     plan,
+    task_context,
     update,
     world_model,
 )
-from wm_tdmpc2 import planner as planner_module
 from wm_tdmpc2.networks import init_params, parameter_counts
 from wm_tdmpc2.task_context import bind_task, renormalised
 from wm_tdmpc2.world_model import squashed_gaussian
@@ -164,8 +164,8 @@ def test_the_program_of_a_single_task_knows_nothing_of_tasks(monkeypatch):
 
     # `wm_tdmpc2.update` is the function.
     monkeypatch.setattr(sys.modules["wm_tdmpc2.update"], "renormalised", forbidden)
-    monkeypatch.setattr(planner_module, "renormalised", forbidden)
-    monkeypatch.setattr(planner_module, "bind_task", forbidden)
+    monkeypatch.setattr(task_context, "renormalised", forbidden)
+    monkeypatch.setattr(task_context, "bind_task", forbidden)
     learner = moved_learner()
     h, b = CONFIG.horizon, CONFIG.batch_size
     batch = Batch(

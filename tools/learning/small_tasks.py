@@ -25,9 +25,8 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-TOOLS = Path(__file__).parents[1]
-sys.path.insert(0, str(TOOLS))
-sys.path.insert(0, str(TOOLS / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from machine import description
 from multitask_pipeline import train
@@ -38,7 +37,7 @@ from wm_collect.metrics import ELAPSED, EVAL_RETURN, TIMESTEP
 from wm_collect.run_folder import RunFolder
 from wm_collect.sinks import read_rows
 
-DOCS = TOOLS.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "data" / "small_tasks.jsonl"
 PICTURE = DOCS / "images" / "small_tasks.png"
 

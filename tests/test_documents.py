@@ -1,13 +1,14 @@
 """The documents are right: their code runs, their commands exist, their links lead somewhere.
 
-Python blocks of one document run in order, in one program. Shell blocks run command by command.
-A block after the comment `<!-- doc: slow -->` is too costly to run here: its Python must compile,
-and its commands must name programs, options and files that exist.
+Python blocks of one document run in order and share their names. Shell blocks run command by
+command. A block after the comment `<!-- doc: slow -->` is too costly to run here: its Python must
+compile, and its commands must name programs, options and files that exist.
 """
 
+import contextlib
+import doctest
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,19 +24,24 @@ def documents_with(*languages: str) -> list[str]:
     ]
 
 
+# Warnings of other people's libraries are no errors for a reader.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("document", documents_with("python"))
 def test_python_blocks_run_in_order(document: str, tmp_path: Path):
     blocks = [block for block in documents.blocks(document) if block.language == "python"]
+    # A session shows its results, which doctest compares.
     sessions = [block for block in blocks if block.text.lstrip().startswith(">>>")]
-    if sessions:
-        # A session shows its results, which doctest compares.
-        workspace.run(sys.executable, "-m", "doctest", str(workspace.ROOT / document), cwd=tmp_path)
-    blocks = [block for block in blocks if block not in sessions]
-    for block in blocks:
-        compile(block.text, document, "exec")
-
-    program = "\n".join(block.text for block in blocks if not block.slow)
-    workspace.run(sys.executable, "-c", program, cwd=tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    with contextlib.chdir(tmp_path):
+        if sessions:
+            tried = doctest.testfile(str(workspace.ROOT / document), module_relative=False)
+            assert tried.attempted and not tried.failed
+        for block in blocks:
+            if block in sessions:
+                continue
+            program = compile(block.text, document, "exec")
+            if not block.slow:
+                exec(program, names)
 
 
 @pytest.mark.parametrize("document", documents_with(*documents.SHELLS))
@@ -51,7 +57,7 @@ def test_commands_run_or_at_least_name_what_exists(document: str, tmp_path: Path
             program = documents.find_program(name)
             assert program is not None, f"there is no program {name!r}"
             inside = any(word.startswith(("tools/", "packages/")) for word in arguments)
-            workspace.run(program, *arguments, cwd=workspace.ROOT if inside else tmp_path)
+            documents.run_command(program, *arguments, cwd=workspace.ROOT if inside else tmp_path)
 
 
 @pytest.mark.parametrize("document", documents.DOCUMENTS)

@@ -75,6 +75,7 @@ class Trainer(abc.ABC):
 
     def __init__(self, extensions: Sequence[Any]) -> None:
         self.extensions = check_extensions(extensions, self.supported_extension_phases, self.name)
+        self._one_seed_like: dict[int, RunState] = {}
 
     @property
     @abc.abstractmethod
@@ -291,13 +292,16 @@ class Trainer(abc.ABC):
 
     def state_like(self, seed: int | Sequence[int], n_timesteps: int) -> RunState:
         """Return the shapes of a state of a run that ends at `n_timesteps`, for restoring one."""
-        algorithm = self.algorithm(n_timesteps)
-
-        def start(key: jax.Array) -> RunState:
-            return init_run(algorithm, self.extensions, key)
-
-        keys = randomness.seed_keys(seed)
-        return jax.eval_shape(jax.vmap(start) if keys.ndim else start, keys)
+        if n_timesteps not in self._one_seed_like:  # tracing takes about a second
+            algorithm = self.algorithm(n_timesteps)
+            self._one_seed_like[n_timesteps] = jax.eval_shape(
+                lambda key: init_run(algorithm, self.extensions, key), jax.random.key(0)
+            )
+        seeds = randomness.seed_keys(seed).shape
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((*seeds, *leaf.shape), leaf.dtype),
+            self._one_seed_like[n_timesteps],
+        )
 
 
 class Agent(Trainer):

@@ -1,9 +1,13 @@
 """Drawing with matplotlib into arrays, without pyplot and its global figures."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+
+if TYPE_CHECKING:  # matplotlib takes a third of a second to import
+    from matplotlib.axes import Axes
 
 BACKGROUND = "#f6f5f2"
 INK = "#2f3437"
@@ -23,6 +27,9 @@ class Canvas:
     """
 
     def __init__(self, width: int, height: int) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
         self._shape = width / height
         self.figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor=BACKGROUND)
         self._canvas = FigureCanvasAgg(self.figure)

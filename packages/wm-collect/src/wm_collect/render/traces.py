@@ -1,11 +1,16 @@
 """An episode of any environment as curves of its observations and rewards, with a moving cursor."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from wm_collect.render.canvas import ACCENT, INK, MUTED, SECOND, Canvas
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Beyond this many dimensions curves hide each other; a heat map takes their place.
 _MAX_CURVES = 6

@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,26 @@ def matmul_peak_gflops() -> float:
         seconds = min(seconds_per_call(multiply, a, b, budget_seconds=0.5, least=20))
         best = max(best, 2e-9 * n * k * m / seconds)
     return best
+
+
+def memory_gigabytes_per_second() -> float:
+    """Return the rate at which XLA adds one to an array far larger than the caches, in place.
+
+    Bytes read and bytes written both count.
+    """
+    n_bytes = 512 * 2**20
+
+    @partial(jax.jit, donate_argnums=0)
+    def add(a: jax.Array) -> jax.Array:
+        return a + 1
+
+    state = jnp.zeros(n_bytes // 4)
+    times = []
+    for _ in range(12):
+        began = time.perf_counter()
+        state = jax.block_until_ready(add(state))
+        times.append(time.perf_counter() - began)
+    return 2e-9 * n_bytes / min(times)
 
 
 def _cpu_name() -> str:

@@ -1,22 +1,17 @@
-"""Time TD-MPC2's update and planning decision, as a fraction of the machine's own peak.
+"""Time TD-MPC2's update, planning decision and replay, as a share of the machine's roofline.
 
-    uv run python tools/bench/tdmpc2_bench.py                 # print a table
-    uv run python tools/bench/tdmpc2_bench.py --out FILE      # and append JSON lines
-    uv run python tools/bench/tdmpc2_bench.py --compare FILE  # and show ratios to the last rows
+    uv run python tools/bench/tdmpc2_bench.py                   # print a table
+    uv run python tools/bench/tdmpc2_bench.py --cases tdmpc2/update   # only cases so named
+    uv run python tools/bench/tdmpc2_bench.py --out FILE        # and append JSON lines
+    uv run python tools/bench/tdmpc2_bench.py --compare FILE    # and show ratios to the last rows
+    uv run python tools/bench/tdmpc2_bench.py --against CHECKOUT  # alternate with other code
 
-The peak is XLA's float32 matrix product, measured in the same run, before and after each case;
-the rate counts the matrix products of the traced program (`matmul_flops`). Compile times are
-those of a cold start: the compilation cache is not used.
+`harness` says how cases are timed and what the columns are.
 """
 
-import argparse
-import dataclasses
-import datetime
-import json
-import statistics
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,32 +20,23 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from machine import description, matmul_peak_gflops, seconds_per_call
-from matmul_flops import matmul_flops
+from harness import Case, nbytes, run, zeros
 
 from wm_tdmpc2 import (
     MODEL_SIZES,
     Batch,
-    LearnerState,
     TDMPC2Config,
     draw_update_noise,
     init_learner,
     planning_policy,
     update,
 )
-from wm_tdmpc2.train import initial_mean
+from wm_tdmpc2.train import ActingParams, initial_mean, replay_of
 
+SIZES = (1, 5)
 # (observation, action) dimensions: Pendulum's and Walker's.
 SHAPES = ((3, 1), (24, 6))
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One timed function."""
-
-    name: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
+REPLAY_STEPS = 100_000
 
 
 def config_of(size: int, obs_dim: int, action_dim: int) -> TDMPC2Config:
@@ -66,9 +52,10 @@ def config_of(size: int, obs_dim: int, action_dim: int) -> TDMPC2Config:
     )
 
 
-def cases(config: TDMPC2Config) -> list[Case]:
-    """Return the update, and the decision for one environment."""
-    learner = init_learner(jax.random.key(0), config=config)
+def update_case(size: int, obs_dim: int, action_dim: int) -> Case:
+    """One update per pass, its metrics kept."""
+    config = config_of(size, obs_dim, action_dim)
+    learner = jax.jit(lambda key: init_learner(key, config=config))(jax.random.key(0))
     h, b = config.horizon, config.batch_size
     keys = jax.random.split(jax.random.key(1), 3)
     batch = Batch(
@@ -77,98 +64,63 @@ def cases(config: TDMPC2Config) -> list[Case]:
         reward=jax.random.normal(keys[2], (h, b)),
     )
 
-    def one_update(learner: LearnerState, batch: Batch, key: jax.Array) -> Any:
-        return update(learner, batch, draw_update_noise(key, config=config), config=config)
+    def body(state: Any, args: Any, i: jax.Array) -> Any:
+        batch, key = args
+        noise = draw_update_noise(jax.random.fold_in(key, i), config=config)
+        return update(state[0], batch, noise, config=config)
 
-    def one_decision(learner: LearnerState, obs: jax.Array, key: jax.Array) -> Any:
-        policy = planning_policy(learner, config=config, eval_mode=False)
-        carry = initial_mean(config, obs.shape[0])
-        return policy(carry, obs, jnp.zeros(obs.shape[0], bool), key)[:2]
-
-    key = jax.random.key(2)
-    obs = jax.random.normal(key, (1, config.obs_dim))
-    return [
-        Case("update", one_update, (learner, batch, key)),
-        Case("decision", one_decision, (learner, obs, key)),
-    ]
+    args = (batch, _key())
+    made = jax.eval_shape(lambda x: body((x,), args, jnp.int32(0)), learner)[1]
+    return Case(body, (learner, zeros(made)), args)
 
 
-def measure(case: Case, *, budget_seconds: float) -> dict[str, Any]:
-    """Return the figures of one case."""
-    began = time.perf_counter()
-    compiled = jax.jit(case.function).lower(*case.args).compile()
-    compile_seconds = time.perf_counter() - began
-    gflop = 1e-9 * matmul_flops(case.function, *case.args)
-    peak_before = matmul_peak_gflops()
-    times = seconds_per_call(compiled, *case.args, budget_seconds=budget_seconds)
-    peak = max(peak_before, matmul_peak_gflops())
-    memory = compiled.memory_analysis()
-    rate = gflop / min(times)
-    return {
-        "best_ms": 1e3 * min(times),
-        "median_ms": 1e3 * statistics.median(times),
-        "gflop": gflop,
-        "gflops": rate,
-        "peak_gflops": peak,
-        "fraction_of_peak": rate / peak,
-        "compile_s": compile_seconds,
-        "memory_mb": 1e-6
-        * (memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes),
-    }
+def decision_case(size: int, obs_dim: int, action_dim: int) -> Case:
+    """One planned decision for one environment per pass."""
+    config = config_of(size, obs_dim, action_dim)
+    learner = jax.jit(lambda key: init_learner(key, config=config))(jax.random.key(0))
+    params = ActingParams(learner.wm_params, learner.pi_params)
+    obs = jax.random.normal(jax.random.key(1), (1, config.obs_dim))
+
+    def body(state: Any, args: Any, i: jax.Array) -> Any:
+        params, obs, key = args
+        policy = planning_policy(params, config=config, eval_mode=False)
+        action, mean, _ = policy(state[1], obs, jnp.zeros(1, bool), jax.random.fold_in(key, i))
+        return action, mean
+
+    state = jnp.zeros((1, config.action_dim)), initial_mean(config, 1)
+    return Case(body, state, (params, obs, _key()))
 
 
-def main() -> None:
-    """Measure every case, print a table, write and compare JSON lines."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 5], choices=list(MODEL_SIZES))
-    parser.add_argument("--budget-seconds", type=float, default=5.0, help="per timed case")
-    parser.add_argument("--out", type=Path, help="append the rows to this file")
-    parser.add_argument("--compare", type=Path, help="show ratios to the last rows of this file")
-    options = parser.parse_args()
-    jax.config.update("jax_enable_compilation_cache", False)
+def sample_case(size: int, obs_dim: int, action_dim: int) -> Case:
+    """One batch drawn and read per pass from a full replay."""
+    config = config_of(size, obs_dim, action_dim)
+    buffer = replay_of(config, REPLAY_STEPS)
+    held = buffer.init()
 
-    context = description() | {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["tools/bench/tdmpc2_bench.py", *sys.argv[1:]]),
-    }
-    print(", ".join(f"{k} {v}" for k, v in context.items()))
-    earlier = _last_rows(options.compare) if options.compare else {}
-    print(
-        f"{'case':32} {'best':>9} {'median':>9} {'GFLOP':>7} {'GFLOP/s':>8} {'peak':>6} "
-        f"{'share':>6} {'compile':>8} {'memory':>9}"
-    )
-    rows = []
-    for size in options.sizes:
-        for obs_dim, action_dim in SHAPES:
-            for case in cases(config_of(size, obs_dim, action_dim)):
-                key = f"tdmpc2/{case.name}/size{size}/obs{obs_dim}/act{action_dim}"
-                row = {"case": key} | measure(case, budget_seconds=options.budget_seconds)
-                rows.append(row | context)
-                print(_line(row, earlier.get(key)), flush=True)
-    if options.out:
-        with options.out.open("a", encoding="utf-8") as out:
-            out.writelines(json.dumps(row) + "\n" for row in rows)
+    def body(state: Any, args: Any, i: jax.Array) -> Any:
+        held, key = args
+        return buffer.sample(held, jax.random.fold_in(key, i), REPLAY_STEPS, config.batch_size)
+
+    made = jax.eval_shape(lambda: body(None, (held, _key()), jnp.int32(0)))
+    return Case(body, zeros(made), (held, _key()), traffic=2 * nbytes(made))
 
 
-def _line(row: dict[str, Any], earlier: dict[str, Any] | None) -> str:
-    name = row["case"].removeprefix("tdmpc2/")
-    text = (
-        f"{name:32} {row['best_ms']:6.1f} ms {row['median_ms']:6.1f} ms {row['gflop']:7.2f} "
-        f"{row['gflops']:8.1f} {row['peak_gflops']:6.1f} {row['fraction_of_peak']:6.0%} "
-        f"{row['compile_s']:6.1f} s {row['memory_mb']:6.1f} MB"
-    )
-    if earlier is None:
-        return text
-    # Shares of the peak are compared, not times: both runs may have met a busy machine.
-    ratio = row["fraction_of_peak"] / earlier["fraction_of_peak"] * earlier["gflop"] / row["gflop"]
-    return f"{text}   x{ratio:.2f} of {earlier['date']}"
+def cases() -> dict[str, Callable[[], Case]]:
+    """Return what makes each case, by name."""
+    made: dict[str, Callable[[], Case]] = {}
+    for size in SIZES:
+        for obs, act in SHAPES:
+            shape = f"size{size}/obs{obs}/act{act}"
+            made[f"tdmpc2/update/{shape}"] = partial(update_case, size, obs, act)
+            made[f"tdmpc2/decision/{shape}"] = partial(decision_case, size, obs, act)
+    size, (obs, act) = SIZES[-1], SHAPES[-1]
+    made[f"tdmpc2/sample/size{size}/obs{obs}/act{act}"] = partial(sample_case, size, obs, act)
+    return made
 
 
-def _last_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the newest row of each case."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {row["case"]: row for row in rows}
+def _key() -> jax.Array:
+    return jax.random.key(2)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(cases, __file__))

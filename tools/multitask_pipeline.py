@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import math
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ import wm_multitask.cli
 import wm_tdmpc2.cli
 from wm_collect import cli as agent_cli
 from wm_collect.checkpoint import Checkpoints
-from wm_collect.cli_runs import restore
+from wm_collect.cli_runs import per_seed, restore
 from wm_collect.collector import random_policy
 from wm_collect.evaluate import evaluate_policy
 from wm_collect.quiet import quiet_xla
@@ -47,6 +48,8 @@ from wm_collect.run_folder import RunFolder
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL_NETWORKS = {"model_size": 1, "enc_dim": 64, "mlp_dim": 128, "latent_dim": 64}
 SHARE = 0.5
+# Panels of a picture beside each other.
+COLUMNS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +59,17 @@ class Source:
     Attributes:
         env_id: the task.
         options: options of `wm-tdmpc2 train`, n_timesteps included.
+        name: name of its run folder; empty for the task's.
     """
 
     env_id: str
     options: Mapping[str, Any]
+    name: str = ""
+
+    @property
+    def folder(self) -> str:
+        """Return the name of its run folder."""
+        return self.name or self.env_id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +152,7 @@ def train_sources(pipeline: Pipeline, root: Path, only: str | None = None) -> No
                 wm_tdmpc2.cli.run,
                 [source.env_id],
                 {"num_episode_test": 5, "animation": False} | source.options,
-                root / source.env_id,
+                root / source.folder,
             )
 
 
@@ -150,8 +160,8 @@ def make_dataset(pipeline: Pipeline, root: Path) -> None:
     """Export, pool and check."""
     files = []
     for source in pipeline.sources:
-        files.append(root / f"{source.env_id}.npz")
-        command(wm_multitask.cli.run, ["export", root / source.env_id, files[-1]])
+        files.append(root / f"{source.folder}.npz")
+        command(wm_multitask.cli.run, ["export", root / source.folder, files[-1]])
     command(wm_multitask.cli.run, ["pool", *files, "--out", root / "dataset.npz"])
     command(wm_multitask.cli.run, ["check", root / "dataset.npz"])
 
@@ -173,9 +183,12 @@ def measure(pipeline: Pipeline, root: Path) -> list[dict[str, Any]]:
     measured = together.evaluate(state, n_episodes=pipeline.episodes, seed=1)
     rows = []
     for source in pipeline.sources:
-        folder, alone = agent_cli.open_run(wm_tdmpc2.cli.COMMAND, root / source.env_id)
+        folder, alone = agent_cli.open_run(wm_tdmpc2.cli.COMMAND, root / source.folder)
         state, _ = restore(alone, folder)
-        own = alone.evaluate(state, n_episodes=pipeline.episodes, seed=1)
+        own = [
+            alone.evaluate(one, n_episodes=pipeline.episodes, seed=1).episode_return
+            for _, one in per_seed(folder.settings["run"]["seed"], state)
+        ]
         act = random_policy(alone.env.spec)
         with quiet_xla():
             aimless = jax.jit(
@@ -185,7 +198,7 @@ def measure(pipeline: Pipeline, root: Path) -> list[dict[str, Any]]:
             )(jax.random.key(1))
         returns = {
             "random": aimless.episode_return,
-            "source": own.episode_return,
+            "source": np.concatenate(own),
             "multitask": measured[source.env_id].episode_return,
         }
         spec = alone.env.spec
@@ -234,8 +247,13 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw every episode's return, agent by agent, one panel per task."""
     path.parent.mkdir(parents=True, exist_ok=True)
     labels = {"random": "random", "source": "source agent", "multitask": "one agent"}
-    figure, axes = plt.subplots(1, len(rows), figsize=(3.2 * len(rows), 3.4), squeeze=False)
-    for axis, row in zip(axes[0], rows, strict=True):
+    columns = min(COLUMNS, len(rows))
+    lines = math.ceil(len(rows) / columns)
+    size = (3.2 * columns, 3.1 * lines + 0.3)
+    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False)
+    for axis in axes.flat[len(rows) :]:
+        axis.set_axis_off()
+    for axis, row in zip(axes.flat, rows, strict=False):
         for place, name in enumerate(labels):
             returns = np.asarray(row["returns"][name])
             spread = np.linspace(-0.15, 0.15, len(returns))
@@ -247,7 +265,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set_title(row["task"], fontsize=10)
         axis.set_xticks(range(len(labels)), labels.values(), fontsize=8)
         axis.set_xlim(-0.5, len(labels) - 0.5)
-    axes[0][0].set_ylabel("episode return")
+    for line in axes:
+        line[0].set_ylabel("episode return")
     figure.suptitle(
         "Dots: episodes. Lines: means. Dotted: half of the source agent's mean", fontsize=9
     )
@@ -273,17 +292,17 @@ def train(
     tick = checkpoints.latest_tick()
     done = 0 if tick is None else checkpoints.metadata(tick)["timestep"]
     if done < options["n_timesteps"]:
-        command(program, ["resume", folder])
+        command(program, ["resume", folder, *option("n_timesteps", options["n_timesteps"])])
     else:
         print(f"{folder} is complete.")
 
 
 def option(name: str, value: Any) -> list[str]:
-    """Return an option as the command lines spell it."""
+    """Return an option as the command lines spell it; a tuple is several values."""
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
-    return [f"--{flag}", str(value)]
+    return [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
 
 
 def command(program: Callable[[Sequence[str]], int], args: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wm_collect import doctor, reports
+from wm_collect import doctor, run_output
 from wm_collect.agent import Agent
 from wm_collect.cli_check import check_environment
 from wm_collect.cli_export import export_run
@@ -133,7 +133,7 @@ def _render(command: AgentCommand, parsed: Render) -> None:
     _, first = next(per_seed(seeds, state))
     result = agent.evaluate(first, n_episodes=1, seed=parsed.seed, record=True)
     out = parsed.out or RunFolder.open(parsed.run).evaluation_gif
-    reports.draw_episode(agent.env, result, out)
+    run_output.draw_episode(agent.env, result, out)
     print(f"Return {float(result.episode_return[0]):.1f}: {relative(out.absolute())}")
 
 
@@ -179,7 +179,7 @@ def _departures(agent: Agent, parsed: Any) -> dict[str, str]:
 
 def _print_description(agent: Agent, lines: dict[str, str]) -> None:
     """Print what there is to know before a run."""
-    reports.print_description(lines, title=f"{agent.name}, protocol {agent.protocol}")
+    run_output.print_description(lines, title=f"{agent.name}, protocol {agent.protocol}")
 
 
 def _run(
@@ -193,7 +193,7 @@ def _run(
     """Train in a run folder, then draw what it holds."""
     run = folder.settings["run"]
     final, series = train_in_folder(agent, folder, state, n_timesteps, log_state, prog=command.prog)
-    reports.draw_run(agent, folder)
+    run_output.draw_run(agent, folder)
     if run["animation"] or agent.predicts_observations:
         _, first = next(per_seed(run["seed"], final))
         print("Drawing one evaluation episode.")
@@ -201,8 +201,8 @@ def _run(
         if agent.predicts_observations:
             agent.draw_predictions(first, result, folder.open_loop)
         if run["animation"]:
-            reports.draw_episode(agent.env, result, folder.evaluation_gif)
-    reports.print_summary(folder, series, relative)
+            run_output.draw_episode(agent.env, result, folder.evaluation_gif)
+    run_output.print_summary(folder, series, relative)
     print(f"To see why: {report_command(command.prog, folder)}")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 
 from wm_collect import cli as agent_cli
-from wm_collect import doctor, reports
+from wm_collect import doctor, run_output
 from wm_collect.cli_export import export_run
 from wm_collect.cli_options import Doctor, Plot, Render, Report, Resume, settings_registry
 from wm_collect.cli_options import Export as ExportRun
@@ -307,8 +307,8 @@ def _run(
 ) -> None:
     """Train in a run folder, then draw what it holds."""
     _, series = train_in_folder(agent, folder, state, n_timesteps, log_state, prog=PROG)
-    reports.draw_run(agent, folder)
-    reports.print_summary(folder, series, relative)
+    run_output.draw_run(agent, folder)
+    run_output.print_summary(folder, series, relative)
     print(f"To see why: {report_command(PROG, folder)}")
 
 
@@ -342,7 +342,7 @@ def _render(parsed: RenderTask) -> None:
     _, first = next(per_seed(folder.settings["run"]["seed"], state))
     result = agent.evaluate(first, n_episodes=1, seed=parsed.seed, tasks=[name], record=True)[name]
     out = parsed.out or folder.evaluation_gif
-    reports.draw_episode(agent.envs[index], result, out)
+    run_output.draw_episode(agent.envs[index], result, out)
     print(f"{name}: return {float(result.episode_return[0]):.1f}: {relative(out.absolute())}")
 
 
@@ -395,4 +395,4 @@ def _print_description(
     agent: TDMPC2MultiTask, settings: MultiTaskSettings, memory: dict[str, str] | None = None
 ) -> None:
     lines = agent.describe() | (memory or {}) | {"departures": paper_departures(settings)}
-    reports.print_description(lines, title=agent.name)
+    run_output.print_description(lines, title=agent.name)

@@ -1,6 +1,7 @@
 """Brax environments."""
 
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,7 +62,10 @@ def load(env_id: str, *, episode_length: int | None, env_params: Any) -> Simulat
         except ModuleNotFoundError as error:
             raise missing_package(env_id, error.name or "brax", "brax") from error
         try:
-            env = envs.get_environment(env_id, **(env_params or {}))
+            with warnings.catch_warnings():
+                # That Brax's own physics is no longer developed; known, and said at every start.
+                warnings.filterwarnings("ignore", "Brax System", UserWarning)
+                env = envs.get_environment(env_id, **(env_params or {}))
         except TypeError as error:
             raise ValueError(
                 f"env_params {dict(env_params or {})!r} was refused by the Brax environment "

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -236,7 +237,7 @@ def test_a_carry_can_be_taken_out_and_put_back(policy):
     np.testing.assert_allclose(action, in_env_units(expected(obs, [1, 1], key_of(5, 2))), rtol=1e-6)
 
 
-def test_reset_compiles_once_and_decisions_compile_nothing_and_keep_nothing(folder):
+def test_reset_compiles_once_and_ten_thousand_decisions_compile_nothing_and_keep_nothing(folder):
     policy = load_policy(folder)
     with count_compilations() as counts:
         policy.reset(n=3)
@@ -245,8 +246,12 @@ def test_reset_compiles_once_and_decisions_compile_nothing_and_keep_nothing(fold
     with count_compilations() as counts:
         policy(obs)
         before = len(jax.live_arrays())
-        for i in range(300):
+        for i in range(10_000):
             policy(obs, is_first=[i % 7 == 0] * 3 if i % 2 else None)
+            if i == 1_000:
+                tracemalloc.start()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
         policy.carry = policy.carry
         policy(obs)
         policy.rate(seconds=0.01)
@@ -254,6 +259,8 @@ def test_reset_compiles_once_and_decisions_compile_nothing_and_keep_nothing(fold
         policy(obs)
     assert (counts.compiled, counts.loaded) == ([], 0)
     assert len(jax.live_arrays()) == before
+    # Of 9,000 calls; one array kept by each would be a megabyte.
+    assert kept_bytes < 100_000
 
 
 def test_measuring_the_rate_changes_nothing(policy):

@@ -195,14 +195,16 @@ def sink_row(row: dict[str, Any], seeds: Sequence[int] | None) -> dict[str, floa
         plain[name] = int(mean) if name in _WHOLE else mean
         if seeds is None or name in _COMMON:
             continue
-        plain |= {
-            f"{name}/iqm": interquartile_mean(defined),
-            f"{name}/min": float(np.min(defined)),
-            f"{name}/max": float(np.max(defined)),
-        }
+        over_seeds = interquartile_mean(defined), float(np.min(defined)), float(np.max(defined))
+        plain |= dict(zip(aggregate_columns(name), over_seeds, strict=True))
         per_seed = zip(seeds, values, strict=True)
         plain |= {seed_column(name, k): float(v) for k, v in per_seed if not np.isnan(v)}
     return plain
+
+
+def aggregate_columns(name: str) -> tuple[str, str, str]:
+    """Return the names, beside a metric's own, of its interquartile mean, minimum and maximum."""
+    return f"{name}/iqm", f"{name}/min", f"{name}/max"
 
 
 def seed_column(name: str, seed: int) -> str:

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from wm_collect.metrics import interquartile_mean, seed_column
+from wm_collect.metrics import aggregate_columns, interquartile_mean, seed_column
 
 Rows = Sequence[Mapping[str, Any]]
 
 _SEED = re.compile(r"^(?P<name>.*) \(seed (?P<seed>-?\d+)\)$")
-_AGGREGATES = ("/iqm", "/min", "/max")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +76,8 @@ def metric_names(rows: Rows, prefix: str = "") -> list[str]:
         prefix: what the names begin with.
     """
     names = dict.fromkeys(key for row in rows for key in row if key.startswith(prefix))
-    return [
-        name
-        for name in names
-        if not _SEED.match(name)
-        and not any(name.endswith(a) and name.removesuffix(a) in names for a in _AGGREGATES)
-    ]
+    derived = {column for name in names for column in aggregate_columns(name)}
+    return [name for name in names if not _SEED.match(name) and name not in derived]
 
 
 def _seeds_of(row: Mapping[str, Any], name: str) -> list[int]:

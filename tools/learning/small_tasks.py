@@ -189,7 +189,8 @@ def judge(rows: Sequence[dict[str, Any]], picture: Path) -> bool:
         f"({AGENTS[sooner][0]}) and {steps[later]:g} ({AGENTS[later][0]}): "
         f"{AGENTS[sooner][0]} sooner {'holds' if verdicts[-1] else 'fails'}."
     )
-    draw(rows, picture)
+    if rows:
+        draw(rows, picture)
     return all(verdicts)
 
 
@@ -211,7 +212,8 @@ def first_reached(timesteps: np.ndarray, returns: np.ndarray, bar: float) -> flo
 
 def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
     """Draw the evaluations of every seed, their median and range, one panel per task."""
-    tasks = list(dict.fromkeys(name.split("/")[0] for name in CELLS))
+    run = {row["cell"] for row in rows}
+    tasks = list(dict.fromkeys(name.split("/")[0] for name in CELLS if name in run))
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.2 * len(tasks), 3.6), squeeze=False)
     for axis, task in zip(axes[0], tasks, strict=True):
         for agent, color in zip(AGENTS, ("#0b62a4", "#d1495b"), strict=True):

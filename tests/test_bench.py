@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -160,9 +159,7 @@ def test_a_wrong_argument_is_refused(harness, args, message, capsys, tmp_path, m
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_every_case_has_a_row_in_the_committed_baseline(harness, name: str):
-    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = harness.load_file(BENCH / f"{name}.py")
     baseline: Path = workspace.ROOT / "docs" / "data" / BASELINES[name]
     rows = harness.last_rows(baseline)
     assert set(module.cases()) <= set(rows)

@@ -219,7 +219,7 @@ def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
         for agent, color in zip(AGENTS, ("#0b62a4", "#d1495b"), strict=True):
             name = f"{task}/{agent}"
             timesteps, returns = curves(rows, name)
-            if name not in CELLS or not len(returns):
+            if not len(returns):
                 continue
             axis.plot(timesteps, returns.T, color=color, linewidth=0.7, alpha=0.45)
             axis.fill_between(
@@ -237,8 +237,7 @@ def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
             axis.set_title(CELLS[name].env_id, fontsize=10)
         axis.set_xlabel("agent steps")
         axis.grid(True, alpha=0.25)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8, frameon=False)
+        axis.legend(fontsize=8, frameon=False)
     axes[0][0].set_ylabel(f"mean return of {EPISODES} evaluation episodes")
     figure.tight_layout()
     picture.parent.mkdir(parents=True, exist_ok=True)

@@ -100,6 +100,15 @@ def window_means(frames: np.ndarray, returns: np.ndarray, budget: int) -> np.nda
     return np.where(n > 0, sums / np.maximum(n, 1), np.nan)
 
 
+def bar_of(reference: np.ndarray) -> float:
+    """Return what our mean score has to reach on a task.
+
+    Args:
+        reference: scores of the reference's seeds, `[R]`, R at least 1.
+    """
+    return float(np.min(reference)) - MARGIN
+
+
 def judge_task(ours: np.ndarray, reference: np.ndarray) -> TaskResult:
     """Judge one task.
 
@@ -119,7 +128,7 @@ def judge_task(ours: np.ndarray, reference: np.ndarray) -> TaskResult:
     return TaskResult(
         ours=float(np.mean(ours)),
         reference=float(np.mean(reference)),
-        bar=float(np.min(reference)) - MARGIN,
+        bar=bar_of(reference),
     )
 
 

@@ -29,7 +29,7 @@ from multitask_pipeline import Pipeline, Source
 from validation import tasks
 from validation.acceptance import SHARE_OF_SOURCE, OfflineResult, Verdict, judge_offline
 from validation.curves import Curves
-from validation.pages import criteria_list, reasons_list, section, table
+from validation.pages import criteria_list, reasons_list, table, write_page
 from validation.protocols import ROOT, TDMPC2, Validation
 from validation.provenance import record_sitting, sittings
 from validation.report import provenance
@@ -219,23 +219,23 @@ def evaluate(validation: MultiTaskValidation, root: Path, out: Path) -> Verdict:
     )
     out.mkdir(parents=True, exist_ok=True)
     multitask_pipeline.draw(rows, out / _PICTURE)
-    lines = [
-        f"# One TD-MPC2 agent for {len(rows)} tasks: {verdict.word}",
-        "",
-        *criteria_list(verdict.criteria),
-        "",
-        f"Mean returns of {validation.episodes} fresh episodes of each agent. A task passes if the "
-        f"one agent, learned offline, earns at least {SHARE_OF_SOURCE:g} of the mean of the agents "
-        "whose whole histories it learned from. Offline training on the authors' own data is not "
-        "compared.",
-        "",
-        f"![Returns of every evaluation episode, by task and agent]({_PICTURE})",
-        "",
-        *section("Tasks", _task_table(results, unjudged)),
-        *section("Not judged, and why", reasons_list(unjudged)),
-        *section("Provenance", [*_pinned(dataset), "", *provenance([*sources, together])]),
-    ]
-    (out / _PAGE).write_text("\n".join(lines), encoding="utf-8")
+    write_page(
+        out / _PAGE,
+        title=f"One TD-MPC2 agent for {len(rows)} tasks: {verdict.word}",
+        criteria=verdict.criteria,
+        how=(
+            f"Mean returns of {validation.episodes} fresh episodes of each agent. A task passes if "
+            f"the one agent, learned offline, earns at least {SHARE_OF_SOURCE:g} of the mean of "
+            "the agents whose whole histories it learned from. Offline training on the authors' "
+            "own data is not compared."
+        ),
+        picture=f"![Returns of every evaluation episode, by task and agent]({_PICTURE})",
+        sections={
+            "Tasks": _task_table(results, unjudged),
+            "Not judged, and why": reasons_list(unjudged),
+            "Provenance": [*_pinned(dataset), "", *provenance([*sources, together])],
+        },
+    )
     return verdict
 
 

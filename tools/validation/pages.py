@@ -1,6 +1,33 @@
-"""Pieces of the reports' pages, in Markdown."""
+"""The reports' pages, in Markdown, and their pieces."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+
+def write_page(
+    path: Path,
+    *,
+    title: str,
+    criteria: Mapping[str, bool],
+    how: str,
+    picture: str,
+    sections: Mapping[str, Sequence[str]],
+) -> None:
+    """Write a page: the criteria first, then how they were judged, a picture, and the details.
+
+    Args:
+        path: the page; its folder exists.
+        title: with the verdict.
+        criteria: whether each criterion holds, by its text.
+        how: a paragraph that explains them.
+        picture: in Markdown.
+        sections: the lines of each section, by its title; one without lines is left out.
+    """
+    lines = [f"# {title}", "", *criteria_list(criteria), "", how, "", picture, ""]
+    for heading, content in sections.items():
+        if content:
+            lines += [f"## {heading}", "", *content, ""]
+    path.write_text("\n".join(lines), encoding="utf-8")
 
 
 def criteria_list(criteria: Mapping[str, bool]) -> list[str]:
@@ -12,11 +39,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return the lines of a table."""
     cells = [columns, ["---"] * len(columns), *rows]
     return ["| " + " | ".join(row) + " |" for row in cells]
-
-
-def section(title: str, lines: Sequence[str]) -> list[str]:
-    """Return the lines of a section; nothing if it has no content."""
-    return [f"## {title}", "", *lines, ""] if lines else []
 
 
 def reasons_list(reasons: Mapping[str, Sequence[str]]) -> list[str]:

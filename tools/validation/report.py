@@ -22,13 +22,14 @@ from validation.acceptance import (
     MARGIN,
     TaskResult,
     Verdict,
+    bar_of,
     judge,
     judge_task,
     window_means,
     window_start,
 )
 from validation.curves import Curves, load_reference
-from validation.pages import criteria_list, distinct, reasons_list, section, table
+from validation.pages import criteria_list, distinct, reasons_list, table, write_page
 from validation.plots import draw_curves
 from validation.protocols import ROOT, VALIDATIONS, Validation
 from validation.runs import Run, TaskRuns, gather, read_run, run_folders
@@ -61,7 +62,7 @@ class TaskReport:
     @property
     def bar(self) -> float:
         """Return what our mean has to reach."""
-        return float(np.min(self.reference_scores)) - MARGIN
+        return bar_of(self.reference_scores)
 
     @property
     def word(self) -> str:
@@ -135,22 +136,20 @@ def write_report(validation: Validation, root: Path, out: Path) -> Verdict:
         {env_id: task.word for env_id, task in tasks.items()},
         out / _PICTURE,
     )
-    lines = [
-        f"# {validation.command.agent.name} and its published curves: {verdict.word}",
-        "",
-        *criteria_list(verdict.criteria),
-        "",
-        _how_scored(validation),
-        "",
-        f"![Our curves above the published ones, by task]({_PICTURE})",
-        "",
-        *section("Tasks", _task_table(tasks)),
-        *section("Not judged, and why", reasons_list(unjudged)),
-        *section("Off the protocol: reported, never judged", _off_protocol(validation, runs)),
-        *section("Folders that cannot be read", unreadable),
-        *section("Provenance", provenance(runs)),
-    ]
-    (out / _PAGE).write_text("\n".join(lines), encoding="utf-8")
+    write_page(
+        out / _PAGE,
+        title=f"{validation.command.agent.name} and its published curves: {verdict.word}",
+        criteria=verdict.criteria,
+        how=_how_scored(validation),
+        picture=f"![Our curves above the published ones, by task]({_PICTURE})",
+        sections={
+            "Tasks": _task_table(tasks),
+            "Not judged, and why": reasons_list(unjudged),
+            "Off the protocol: reported, never judged": _off_protocol(validation, runs),
+            "Folders that cannot be read": unreadable,
+            "Provenance": provenance(runs),
+        },
+    )
     return verdict
 
 

@@ -17,7 +17,7 @@ from wm_collect.metrics import TRAIN_RETURN
 from wm_collect.sinks import read_rows
 from wm_collect.testing import ConstantRewardEnv
 
-from .validation_tools import multitask, protocols, report, run, runs
+from .validation_tools import multitask, protocols, report, run, train_or_resume
 
 LENGTH = 10
 REWARDS = {"toy-one": 30.0, "toy-two": 50.0}
@@ -120,7 +120,7 @@ def trained(validation, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
             run.train_all(job)
     # Saved at the second mark, killed at the fourth: the log is ahead of the checkpoint.
     assert logged(root) == {"toy-two": marks(4 * EVERY)}
-    assert runs.trained_timesteps(job.folder("toy-two")) == 2 * EVERY
+    assert train_or_resume.trained_timesteps(job.folder("toy-two")) == 2 * EVERY
     return root, run.train_all(job)
 
 

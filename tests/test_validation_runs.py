@@ -12,7 +12,7 @@ import pytest
 
 from wm_collect.cli_options import EnvOptions
 
-from .validation_tools import protocols, report, run, runs, write_run
+from .validation_tools import protocols, report, run, runs, train_or_resume, write_run
 
 V = dataclasses.replace(
     protocols.DREAMERV3,
@@ -109,8 +109,8 @@ def test_evaluations_are_scored_only_if_they_are_the_registered_ones(tmp_path: P
 
 def test_a_finished_run_stays_finished_without_its_checkpoints(tmp_path: Path):
     folder = write_run(V, tmp_path, "CheetahRun", flat(5.0), (0, 1))
-    assert runs.trained_timesteps(folder) == 1_008
-    assert runs.trained_timesteps(tmp_path / "none") == 0
+    assert train_or_resume.trained_timesteps(folder) == 1_008
+    assert train_or_resume.trained_timesteps(tmp_path / "none") == 0
 
 
 # The report.

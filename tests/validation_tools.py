@@ -1,4 +1,4 @@
-"""What the tests of `tools/validation` share: its modules, and run folders that look trained."""
+"""What the tests of `tools/validation` share: the modules, and run folders that look trained."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from . import workspace
 
 sys.path[:0] = [str(workspace.ROOT / "tools"), str(workspace.ROOT / "tools" / "bench")]
 
+import train_or_resume  # noqa: E402
 from validation import (  # noqa: E402
     acceptance,
     curves,
@@ -39,6 +40,7 @@ __all__ = [
     "run",
     "runs",
     "tasks",
+    "train_or_resume",
     "write_run",
 ]
 

@@ -34,16 +34,15 @@ import matplotlib.pyplot as plt
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 
 from machine import description
+from train_or_resume import command, train
 
 import wm_multitask.cli
 import wm_tdmpc2.cli
 from wm_collect import cli as agent_cli
-from wm_collect.checkpoint import Checkpoints
 from wm_collect.cli_runs import per_seed, restore
 from wm_collect.collector import random_policy
 from wm_collect.evaluate import evaluate_policy
 from wm_collect.quiet import quiet_xla
-from wm_collect.run_folder import RunFolder
 
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL_NETWORKS = {"model_size": 1, "enc_dim": 64, "mlp_dim": 128, "latent_dim": 64}
@@ -273,43 +272,6 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
-
-
-def train(
-    program: Callable[[Sequence[str]], int],
-    subject: Sequence[Any],
-    options: Mapping[str, Any],
-    folder: Path,
-) -> None:
-    """Train in a run folder through a command line, or resume there, or do nothing."""
-    if not folder.exists():
-        given = [text for name, value in options.items() for text in option(name, value)]
-        command(
-            program, ["train", *subject, *given, "--root", folder.parent, "--name", folder.name]
-        )
-        return
-    checkpoints = Checkpoints(RunFolder.open(folder).checkpoints)
-    tick = checkpoints.latest_tick()
-    done = 0 if tick is None else checkpoints.metadata(tick)["timestep"]
-    if done < options["n_timesteps"]:
-        command(program, ["resume", folder, *option("n_timesteps", options["n_timesteps"])])
-    else:
-        print(f"{folder} is complete.")
-
-
-def option(name: str, value: Any) -> list[str]:
-    """Return an option as the command lines spell it; a tuple is several values."""
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
-    return [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
-
-
-def command(program: Callable[[Sequence[str]], int], args: Sequence[Any]) -> None:
-    """Run a command line, and stop if it fails."""
-    status = program([str(arg) for arg in args])
-    if status:
-        raise SystemExit(status)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from machine import description
-from multitask_pipeline import train
+from train_or_resume import train
 
 import wm_dreamer.cli
 import wm_tdmpc2.cli

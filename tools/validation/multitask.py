@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import multitask_pipeline
 import numpy as np
 from multitask_pipeline import Pipeline, Source
+from train_or_resume import trained_timesteps
 
 from validation import tasks
 from validation.acceptance import SHARE_OF_SOURCE, OfflineResult, Verdict, judge_offline
@@ -34,7 +35,7 @@ from validation.protocols import ROOT, TDMPC2, Validation
 from validation.provenance import record_sitting, sittings
 from validation.report import provenance
 from validation.run import Job, attempt, print_plan, train_all
-from validation.runs import Run, gather, read_run, trained_timesteps
+from validation.runs import Run, gather, read_run
 from wm_collect.forecast import size
 from wm_collect.protocol import changes
 from wm_collect.run_folder import RunFolder

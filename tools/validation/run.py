@@ -29,11 +29,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 import jax
-from multitask_pipeline import train
+from train_or_resume import train, trained_timesteps
 
 from validation.protocols import ROOT, VALIDATIONS, Validation
 from validation.provenance import record_sitting
-from validation.runs import trained_timesteps
 from wm_collect import cli
 from wm_collect.checkpoint import CheckpointError
 from wm_collect.forecast import size

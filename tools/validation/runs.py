@@ -11,7 +11,6 @@ import numpy as np
 from validation.curves import Curves
 from validation.protocols import Validation
 from validation.provenance import sittings
-from wm_collect.checkpoint import Checkpoints
 from wm_collect.cli_options import EnvOptions
 from wm_collect.metrics import TIMESTEP
 from wm_collect.protocol import changes
@@ -65,21 +64,6 @@ class TaskRuns:
 def run_folders(root: Path) -> list[Path]:
     """Return the run folders in a folder."""
     return sorted(path.parent for path in root.glob("*/config.json"))
-
-
-def trained_timesteps(folder: Path) -> int:
-    """Return how far a run is: by its log, and by its newest checkpoint where it has any.
-
-    A finished run whose checkpoints were deleted to make room is still finished.
-    """
-    run = RunFolder(folder)
-    if not run.metrics_jsonl.exists():
-        return 0
-    rows = read_rows(run.metrics_jsonl)
-    logged = int(rows[-1][TIMESTEP]) if rows else 0
-    checkpoints = Checkpoints(run.checkpoints)
-    tick = checkpoints.latest_tick()
-    return logged if tick is None else min(logged, checkpoints.metadata(tick)["timestep"])
 
 
 def read_run(validation: Validation, folder: Path) -> Run:

@@ -177,9 +177,9 @@ def intermediates(
 ) -> dict[str, dict[str, jax.Array]]:
     """Return what an update computes on the way, under the names of the recordings.
 
-    By layout: rows `[T, B, ...]` or `[T·B, ...]`, steps `[H or H + 1, N, ...]`, and scalars. What
-    the update has no use for (the actor and the slow critic at the last imagined state, logits
-    that only enter as means) is computed here from its states.
+    By layout: windows `[T or T − 1, B, ...]`, rows `[T·B, ...]`, steps `[H or H + 1, N, ...]`, and
+    scalars. What the update has no use for (the actor and the slow critic at the last imagined
+    state, logits that only enter as means) is computed here from its states.
     """
     params, two_hot = state.params, settings.two_hot
     model, imagined, behavior = outputs.world_model, outputs.imagined, outputs.behavior
@@ -217,13 +217,18 @@ def intermediates(
     start_reward = two_hot.mean(model.reward)
     start_cont = 1 - data.is_terminal.reshape(-1).astype(jnp.float32)
     cont = from_start(start_cont, behavior.cont)
-    rows = {
+    windows = {
         "wm/embed": networks.encode(params["encoder"], data.obs, config=settings),
         "wm/prev_action": data.prev_action,
         "wm/deter": model.observed.deter,
         "wm/post_logit": model.observed.log_probs,
-        "wm/prior_logit": model.prior,
         "wm/stoch": classes(model.observed.stoch),
+        "loss/replay_critic": settings.repval_scale * terms.replay_critic,
+        "metric/replay_ret/dist": outputs.replay_returns,
+        "metric/post_ent/dist": jnp.sum(latents.entropy(model.observed.log_probs), axis=-1),
+    }
+    rows = {
+        "wm/prior_logit": model.prior,
         "wm/kl_raw": latents.kl_divergence(
             model.observed.log_probs.reshape(model.prior.shape), model.prior
         ),
@@ -242,9 +247,6 @@ def intermediates(
         "loss/cont": settings.con_scale * terms.cont,
         "loss/dyn": settings.dyn_scale * terms.dyn,
         "loss/rep": settings.rep_scale * terms.rep,
-        "loss/replay_critic": settings.repval_scale * terms.replay_critic,
-        "metric/replay_ret/dist": outputs.replay_returns,
-        "metric/post_ent/dist": jnp.sum(latents.entropy(model.observed.log_probs), axis=-1),
         "metric/prior_ent/dist": jnp.sum(latents.entropy(model.prior), axis=-1),
     }
     steps = {
@@ -278,7 +280,7 @@ def intermediates(
         "metric/ent/action/dist": behavior.policy.entropy(),
     }
     scalars = {"img/retnorm_offset": outputs.retnorm.low, "img/retnorm_scale": scale}
-    return {"rows": rows, "steps": steps, "scalars": scalars}
+    return {"windows": windows, "rows": rows, "steps": steps, "scalars": scalars}
 
 
 def in_recorded_layout(
@@ -287,17 +289,18 @@ def in_recorded_layout(
     """Return our arrays under one name each, batch first."""
     batch, n_steps = settings.batch_size, settings.batch_length
 
-    def rows(x: np.ndarray) -> np.ndarray:
-        if x.shape[0] == n_steps * batch:
-            x = x.reshape(n_steps, batch, *x.shape[1:])
+    def batch_first(x: np.ndarray) -> np.ndarray:
         return np.swapaxes(x, 0, 1)
+
+    def rows(x: np.ndarray) -> np.ndarray:
+        return batch_first(x.reshape(n_steps, batch, *x.shape[1:]))
 
     def steps(x: np.ndarray) -> np.ndarray:
         x = np.swapaxes(x, 0, 1)
         by_row = x.reshape(n_steps, batch, *x.shape[1:])
         return np.swapaxes(by_row, 0, 1).reshape(x.shape)
 
-    layouts = {"rows": rows, "steps": steps, "scalars": lambda x: x}
+    layouts = {"windows": batch_first, "rows": rows, "steps": steps, "scalars": lambda x: x}
     result = {
         name: layouts[kind](np.asarray(value))
         for kind, arrays in found.items()

@@ -197,8 +197,8 @@ _OF_THE_NETWORKS = (
     Fault(
         name="encoder_one_layer_too_deep",
         file=f"{_TDMPC2}/networks.py",
-        before="hidden = (config.enc_dim,) * (config.num_enc_layers - 1)",
-        after="hidden = (config.enc_dim,) * config.num_enc_layers",
+        before="(config.enc_dim,) * config.hidden_enc_layers",
+        after="(config.enc_dim,) * config.num_enc_layers",
         why="the number of encoder layers counts the output layer",
         tests=(_CONFIG,),
     ),

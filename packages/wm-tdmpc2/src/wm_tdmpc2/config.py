@@ -55,7 +55,7 @@ class ModelSettings:
     latent_dim: int | None = None
     """Width of the latent state; overrides the preset."""
     num_enc_layers: int | None = None
-    """Encoder layers, the output layer included; overrides the preset."""
+    """Encoder layers, the output layer included; 1 is as 2. Overrides the preset."""
     num_q: int | None = None
     """Members of the Q ensemble; overrides the preset."""
     simnorm_dim: int = 8
@@ -187,6 +187,11 @@ class TDMPC2Config(TDMPC2Settings):
     seed_steps: int
 
     @property
+    def hidden_enc_layers(self) -> int:
+        """Hidden layers of the encoder: all but the output layer, and at least one."""
+        return max(self.num_enc_layers - 1, 1)
+
+    @property
     def two_hot(self) -> TwoHot:
         """The two-hot coding shared by the reward and Q heads."""
         return TwoHot.tdmpc2(num_bins=self.num_bins, limit=self.vmax)
@@ -299,11 +304,6 @@ def _check_model(s: ModelSettings) -> None:
         raise ValueError(
             f"num_q must be at least 2, because values are combined over a pair of members, "
             f"got {widths['num_q']}."
-        )
-    if widths["num_enc_layers"] < 2:
-        raise ValueError(
-            "num_enc_layers counts the output layer and must be at least 2, "
-            f"got {widths['num_enc_layers']}."
         )
     if widths["latent_dim"] % s.simnorm_dim:
         raise ValueError(

@@ -132,10 +132,9 @@ def load_reference(
 
 def _entries(config: TDMPC2Config) -> Iterator[_Entry]:
     """Yield every tensor, in the order of the reference's `state_dict`."""
-    hidden = config.num_enc_layers - 1
     if config.n_tasks:
         yield _Entry("_task_emb.weight", "wm", ("task_emb",), False)
-    yield from _latent_entries("_encoder.state", "encoder", hidden)
+    yield from _latent_entries("_encoder.state", "encoder", config.hidden_enc_layers)
     yield from _latent_entries("_dynamics", "dynamics", 2)
     yield from _head_entries("_reward", "wm", ("reward",))
     if config.episodic:

@@ -91,7 +91,7 @@ def _mlp(hidden: tuple[int, ...], out: int, *, zero_out: bool = False) -> Normed
 
 def encoder_module(config: TDMPC2Config) -> LatentMLP:
     """Return the encoder, `[..., O]` to `[..., Z]`."""
-    hidden = (config.enc_dim,) * (config.num_enc_layers - 1)
+    hidden = (config.enc_dim,) * config.hidden_enc_layers
     return LatentMLP(hidden, config.latent_dim, config.simnorm_dim)
 
 

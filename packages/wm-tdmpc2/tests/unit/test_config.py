@@ -28,7 +28,7 @@ REFUSED = [
     (dict(mlp_dim=-4), r"mlp_dim must be a whole number of at least 1, got -4"),
     (dict(latent_dim=13), r"latent_dim must be a multiple of simnorm_dim=8, got 13"),
     (dict(simnorm_dim=24), r"latent_dim must be a multiple of simnorm_dim=24, got 512"),
-    (dict(num_enc_layers=1), r"num_enc_layers counts the output layer and must be at least 2"),
+    (dict(num_enc_layers=0), r"num_enc_layers must be .*1.*got 0"),
     (dict(num_q=1), r"num_q must be at least 2, because values are combined over a pair"),
     (dict(num_bins=2), r"num_bins must be a whole number of at least 3, got 2"),
     (dict(vmax=0.0), r"vmax must be a positive number, got 0\.0"),

@@ -23,7 +23,10 @@ def assert_trees_equal(left, right):
 
 @pytest.mark.parametrize(
     "config",
-    [make_config(num_enc_layers=layers, num_q=q) for layers, q in [(2, 3), (3, 2), (4, 5), (5, 8)]],
+    [
+        make_config(num_enc_layers=layers, num_q=q)
+        for layers, q in [(1, 3), (2, 3), (3, 2), (4, 5), (5, 8)]
+    ],
     ids=lambda config: f"{config.num_enc_layers} encoder layers, {config.num_q} members",
 )
 def test_parameters_survive_the_way_there_and_back(config):

@@ -102,11 +102,11 @@ def test_every_function_computes_its_formula_over_any_leading_axes(shape):
     assert sample.log_pi.shape == shape
 
 
-@pytest.mark.parametrize("num_enc_layers", [2, 3, 5])
-def test_the_encoder_has_as_many_layers_as_configured(num_enc_layers):
+@pytest.mark.parametrize(("num_enc_layers", "hidden"), [(1, 1), (2, 1), (3, 2), (5, 4)])
+def test_the_encoder_has_the_configured_layers_and_at_least_one_hidden(num_enc_layers, hidden):
     config = make_config(num_enc_layers=num_enc_layers)
     params = moved_learner(config).wm_params
-    assert len(params["encoder"]["trunk"]) == 2 * (num_enc_layers - 1) + 1
+    assert len(params["encoder"]["trunk"]) == 2 * hidden + 1
     obs = jax.random.normal(jax.random.key(9), (4, CONFIG.obs_dim))
     expected = latent_mlp(doubles(obs), doubles(params["encoder"]), CONFIG.simnorm_dim)
     ours = jax.jit(functools.partial(world_model.encode, config=config))(params, obs)

@@ -389,6 +389,12 @@ def test_adopting_does_not_change_what_the_same_key_samples(old, new):
     jax.tree.map(np.testing.assert_array_equal, *batches)
 
 
+def test_rows_of_another_kind_are_not_adopted():
+    old = make_buffer(capacity=20, horizon=2)
+    with pytest.raises(ValueError, match="horizon was 2, here it is 3"):
+        make_buffer(capacity=33).adopt(old, old.init(), 0)
+
+
 @pytest.mark.parametrize("capacity", [7, 33], ids=["shrunk", "grown"])
 def test_adopting_works_over_seeds(capacity):
     old, new = make_buffer(capacity=20), make_buffer(capacity=capacity)
@@ -564,11 +570,19 @@ def test_impossible_runs_are_refused(changes, message):
         VariableEpisodeBuffer.for_run(**given)
 
 
-@pytest.mark.parametrize("changes", [dict(obs_dim=5), dict(action_dim=2), dict(n_envs=3)], ids=str)
-def test_rows_of_another_shape_are_refused(changes):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(obs_dim=5), r"takes obs of shape \(2, 5\) here"),
+        (dict(action_dim=2), r"takes action of shape \(2, 2\) here"),
+        (dict(n_envs=3), r"takes obs of shape \(3, \d\) here"),
+    ],
+    ids=str,
+)
+def test_rows_of_another_shape_are_refused(changes, message):
     buffer = make_buffer(**changes)
     row = nth(scripted(2, (5,), (True,)), 0)
-    with pytest.raises(ValueError, match="The buffer stores rows with obs, action and reward"):
+    with pytest.raises(ValueError, match=message):
         buffer.add(buffer.init(), row, jnp.int32(0))
 
 

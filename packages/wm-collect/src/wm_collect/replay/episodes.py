@@ -20,7 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from wm_collect.replay.rings import read_rows, require_count
+from wm_collect.replay.rings import (
+    read_rows,
+    require_count,
+    require_indexable,
+    require_same,
+    require_shapes,
+)
 from wm_collect.row import Row
 
 
@@ -106,12 +112,7 @@ class EpisodeBuffer:
                 f"{self.episode_length} agent steps: a slice must fit in one episode. Use a "
                 f"horizon of at most {self.episode_length}."
             )
-        n_rows = self.n_rounds * self.n_envs * (self.episode_length + 1)
-        if n_rows > np.iinfo(np.int32).max:
-            raise ValueError(
-                f"{n_rows} rows are more than 32-bit indices reach ({np.iinfo(np.int32).max}). "
-                "Use a smaller buffer."
-            )
+        require_indexable(self.n_rounds * self.n_envs * (self.episode_length + 1))
 
     @classmethod
     def for_run(
@@ -197,13 +198,13 @@ class EpisodeBuffer:
         Raises:
             ValueError: the rows' shapes are not those of the buffer; at trace time.
         """
-        expected = ((self.n_envs, self.obs_dim), (self.n_envs, self.action_dim), (self.n_envs,))
-        got = (row.obs.shape, row.action.shape, row.reward.shape)
-        if got != expected:
-            raise ValueError(
-                f"The buffer stores rows with obs, action and reward of shapes {expected}, "
-                f"got {got}."
-            )
+        require_shapes(
+            {
+                "obs": (row.obs, (self.n_envs, self.obs_dim)),
+                "action": (row.action, (self.n_envs, self.action_dim)),
+                "reward": (row.reward, (self.n_envs,)),
+            }
+        )
         slot, row_index = self._running_slot(tick), tick % (self.episode_length + 1)
         return EpisodeBufferState(
             obs=_write(state.obs, row.obs, slot, row_index),
@@ -314,13 +315,7 @@ class EpisodeBuffer:
             ValueError: the rows differ in shape, or this ring is larger and the old one has
                 already evicted rounds that this one would still hold.
         """
-        same = ("n_envs", "episode_length", "obs_dim", "action_dim")
-        for name in same:
-            if getattr(old, name) != getattr(self, name):
-                raise ValueError(
-                    f"A buffer can only adopt rounds of its own shape: {name} was "
-                    f"{getattr(old, name)}, here it is {getattr(self, name)}."
-                )
+        require_same(old, self, ("n_envs", "episode_length", "obs_dim", "action_dim"))
         if old.n_rounds == self.n_rounds:
             return old_state
         n_complete = next_tick // (self.episode_length + 1)

@@ -1,4 +1,7 @@
-"""What the replays share: checking their sizes, and writing and reading rows of rings in place."""
+"""What the replays share: checks of sizes and rows, and writing and reading rings in place."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +16,46 @@ def require_count(name: str, value: int) -> None:
     """
     if not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value}.")
+
+
+def require_indexable(n_rows: int) -> None:
+    """Refuse more rows than int32 indices reach.
+
+    Raises:
+        ValueError: they are more.
+    """
+    largest = np.iinfo(np.int32).max
+    if n_rows > largest:
+        raise ValueError(
+            f"{n_rows} rows are more than 32-bit indices reach ({largest}). Use a smaller capacity."
+        )
+
+
+def require_shapes(arrays: Mapping[str, tuple[jax.Array, tuple[int, ...]]]) -> None:
+    """Refuse arrays, given with the shapes expected of them, that have others.
+
+    Raises:
+        ValueError: the shape of one differs; at trace time.
+    """
+    for name, (array, expected) in arrays.items():
+        if array.shape != expected:
+            raise ValueError(
+                f"The replay takes {name} of shape {expected} here, got {tuple(array.shape)}."
+            )
+
+
+def require_same(old: Any, new: Any, names: Iterable[str]) -> None:
+    """Refuse to move rows between replays that differ in one of these fields.
+
+    Raises:
+        ValueError: they do.
+    """
+    for name in names:
+        was, now = getattr(old, name), getattr(new, name)
+        if was != now:
+            raise ValueError(
+                f"A replay can only adopt rows of its own kind: {name} was {was}, here it is {now}."
+            )
 
 
 def write_rows(ring: jax.Array, rows: jax.Array, slot: jax.Array) -> jax.Array:

@@ -20,7 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wm_collect.replay.rings import read_rows, require_count, write_rows
+from wm_collect.replay.rings import (
+    read_rows,
+    require_count,
+    require_indexable,
+    require_same,
+    require_shapes,
+    write_rows,
+)
 from wm_collect.row import Row
 
 
@@ -139,12 +146,7 @@ class StreamReplay:
                 f"than batch_size={self.batch_size} windows of {self.batch_length + 1} rows. Use "
                 f"a capacity of at least {smallest} rows per environment."
             )
-        n_rows = self.n_envs * self.capacity
-        if n_rows > np.iinfo(np.int32).max:
-            raise ValueError(
-                f"{n_rows} rows are more than 32-bit indices reach ({np.iinfo(np.int32).max}). "
-                "Use a smaller capacity."
-            )
+        require_indexable(self.n_envs * self.capacity)
 
     @classmethod
     def for_run(
@@ -265,7 +267,7 @@ class StreamReplay:
             ValueError: the shapes are not those of the replay; at trace time.
         """
         each = (self.n_envs,)
-        _require_shapes(
+        require_shapes(
             {
                 "obs": (row.obs, (*each, self.obs_dim)),
                 "action": (row.action, each if self.discrete else (*each, self.action_dim)),
@@ -439,9 +441,7 @@ class StreamReplay:
             Deviations: D28.
         """
         B, T = self.batch_size, self.batch_length
-        _require_shapes(
-            {"deter": (deter, (B, T, self.deter)), "stoch": (stoch, (B, T, self.stoch))}
-        )
+        require_shapes({"deter": (deter, (B, T, self.deter)), "stoch": (stoch, (B, T, self.stoch))})
         row = draw.start[:, None] + jnp.arange(1, T + 1, dtype=jnp.int32)[None, :]
         place = jnp.arange(B, dtype=jnp.int32)
         same_env = draw.env[:, None] == draw.env[None, :]
@@ -480,13 +480,8 @@ class StreamReplay:
             ValueError: something else than the capacity differs, or one of the two replays has
                 overwritten, or would have, rows that the other holds.
         """
-        for field in dataclasses.fields(self):
-            was, now = getattr(old, field.name), getattr(self, field.name)
-            if field.name != "capacity" and was != now:
-                raise ValueError(
-                    f"A replay can only adopt rows of its own kind: {field.name} was {was}, "
-                    f"here it is {now}."
-                )
+        names = [field.name for field in dataclasses.fields(self)]
+        require_same(old, self, [name for name in names if name != "capacity"])
         n_more = self.capacity - old.capacity
         if n_more == 0:
             return old_state
@@ -526,15 +521,6 @@ class StreamReplay:
 def _smallest_capacity(n_envs: int, batch_length: int, batch_size: int) -> int:
     """Return the rows per environment that hold B items."""
     return batch_length + -(-batch_size // n_envs)
-
-
-def _require_shapes(arrays: dict[str, tuple[jax.Array, tuple[int, ...]]]) -> None:
-    """Refuse arrays, given with the shapes expected of them, that have others."""
-    for name, (array, expected) in arrays.items():
-        if array.shape != expected:
-            raise ValueError(
-                f"The replay takes {name} of shape {expected} here, got {tuple(array.shape)}."
-            )
 
 
 def _scatter(ring: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:

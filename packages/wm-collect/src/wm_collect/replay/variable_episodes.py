@@ -21,7 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wm_collect.replay.rings import read_rows, require_count, write_rows
+from wm_collect.replay.rings import (
+    read_rows,
+    require_count,
+    require_indexable,
+    require_same,
+    require_shapes,
+    write_rows,
+)
 from wm_collect.row import Row
 
 
@@ -114,12 +121,7 @@ class VariableEpisodeBuffer:
                 f"capacity={self.capacity} rows per environment do not hold one slice of "
                 f"horizon={self.horizon}, which has {self.horizon + 1} rows."
             )
-        n_rows = self.capacity * self.n_envs
-        if n_rows > np.iinfo(np.int32).max:
-            raise ValueError(
-                f"{n_rows} rows are more than 32-bit indices reach ({np.iinfo(np.int32).max}). "
-                "Use a smaller buffer."
-            )
+        require_indexable(self.capacity * self.n_envs)
 
     @classmethod
     def for_run(
@@ -233,13 +235,13 @@ class VariableEpisodeBuffer:
         Raises:
             ValueError: the rows' shapes are not those of the buffer; at trace time.
         """
-        expected = ((self.n_envs, self.obs_dim), (self.n_envs, self.action_dim), (self.n_envs,))
-        got = (row.obs.shape, row.action.shape, row.reward.shape)
-        if got != expected:
-            raise ValueError(
-                f"The buffer stores rows with obs, action and reward of shapes {expected}, "
-                f"got {got}."
-            )
+        require_shapes(
+            {
+                "obs": (row.obs, (self.n_envs, self.obs_dim)),
+                "action": (row.action, (self.n_envs, self.action_dim)),
+                "reward": (row.reward, (self.n_envs,)),
+            }
+        )
         slot = tick % self.capacity
         first_tick = jnp.where(row.is_first, tick, state.first_tick)
         n_rows = tick - first_tick + 1
@@ -361,12 +363,7 @@ class VariableEpisodeBuffer:
             ValueError: the rows differ in shape, or this ring is larger and the old one has
                 already overwritten rows that this one would still hold.
         """
-        for name in ("n_envs", "obs_dim", "action_dim", "horizon"):
-            if getattr(old, name) != getattr(self, name):
-                raise ValueError(
-                    f"A buffer can only adopt rows of its own shape: {name} was "
-                    f"{getattr(old, name)}, here it is {getattr(self, name)}."
-                )
+        require_same(old, self, ("n_envs", "obs_dim", "action_dim", "horizon"))
         if old.capacity == self.capacity:
             return old_state
         n_held, n_wanted = (min(next_tick, ring.capacity) for ring in (old, self))

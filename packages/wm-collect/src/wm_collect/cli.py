@@ -30,7 +30,7 @@ from wm_collect.cli_options import (
     RunOptions,
     parse,
 )
-from wm_collect.cli_report import report_agent
+from wm_collect.cli_report import print_run, report_agent
 from wm_collect.cli_runs import (
     continue_run,
     exit_status,
@@ -158,10 +158,29 @@ def plot(parsed: Plot) -> None:
 
 
 def _info(command: AgentCommand, parsed: Any) -> None:
+    if Path(parsed.env_id).is_dir():
+        folder, agent = open_run(command, Path(parsed.env_id))
+        require_no_options(parsed, type(parsed)(env_id=parsed.env_id))
+        print_run(agent, folder)
+        return
     agent = _make_agent(command, parsed.env_id, parsed.settings, parsed.env, parsed.protocol)
     memory = agent.forecast(parsed.options.n_timesteps, n_seeds=len(parsed.options.seed))
     _print_description(agent, agent.describe() | memory.describe() | _departures(agent, parsed))
     memory.check()
+
+
+def require_no_options(parsed: Any, without: Any) -> None:
+    """Refuse options beside a run folder, which already says how the run was made.
+
+    Args:
+        parsed: what was given.
+        without: the same without any option.
+
+    Raises:
+        ValueError: the two differ.
+    """
+    if parsed != without:
+        raise ValueError("info takes no options beside a run folder: the run's own are printed.")
 
 
 def _departures(agent: Agent, parsed: Any) -> dict[str, str]:

@@ -204,10 +204,11 @@ def parse(command: AgentCommand, args: list[str]) -> Any:
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Info:
-        """Print what there is to know about a run, memory included, without training."""
+        """Print what there is to know about a run before it, memory included, or about one made."""
 
         env_id: Annotated[str, tyro.conf.Positional]
-        """Environment: an id of Gymnax, Brax or MuJoCo Playground, or module:attribute."""
+        """Environment: an id of Gymnax, Brax or MuJoCo Playground, or module:attribute; info also
+        takes a run folder."""
         protocol: Annotated[str, tyro.conf.arg(help=f"Named set of defaults: {names}.")] = "paper"
         settings: Annotated[command.settings, tyro.conf.arg(name="")] = defaults  # type: ignore
         env: Annotated[EnvOptions, tyro.conf.arg(name="")] = EnvOptions()

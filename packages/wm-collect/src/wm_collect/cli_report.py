@@ -1,8 +1,9 @@
-"""The subcommand `report`: examine a run's checkpoint, and write the page about the run."""
+"""What the command line tells about a run: a few lines (`info`) or a page (`report`)."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from wm_collect import run_output
 from wm_collect.agent import Agent, Trainer
 from wm_collect.checkpoint import Checkpoints
 from wm_collect.cli_options import Report
@@ -11,10 +12,27 @@ from wm_collect.loop import RunState
 from wm_collect.protocol import paper_departures
 from wm_collect.report import Section, diagnosed_section, run_facts, write_report
 from wm_collect.run_folder import RunFolder
+from wm_collect.seed_series import Rows
 from wm_collect.sinks import read_rows
 
 Examine = Callable[[int, RunState], Sequence[Section]]
 """`examine(seed, state)`: the sections of a report on one training seed's state."""
+
+
+def print_run(trainer: Trainer, folder: RunFolder) -> None:
+    """Print what a run is, how far it came and what it has saved.
+
+    Args:
+        trainer: the run's agent.
+        folder: its run folder.
+    """
+    ticks = Checkpoints(folder.checkpoints).ticks()
+    timesteps = ", ".join(f"{trainer.clock.timestep(tick):,}" for tick in ticks)
+    saved = {"checkpoints": f"after {timesteps} {trainer.clock.unit}" if ticks else "none"}
+    run_output.print_description(
+        trainer.describe() | _facts(trainer, folder, _rows(folder)) | saved,
+        title=f"{trainer.name} on {trainer.subject}",
+    )
 
 
 def report_agent(agent: Agent, folder: RunFolder, options: Report) -> None:
@@ -51,7 +69,7 @@ def report_run(trainer: Trainer, folder: RunFolder, options: Report, examine: Ex
     """
     if options.episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {options.episodes}.")
-    rows = read_rows(folder.metrics_jsonl) if folder.metrics_jsonl.exists() else []
+    rows = _rows(folder)
     unit = trainer.clock.unit
     sections: list[Section] = []
     if Checkpoints(folder.checkpoints).latest_tick() is None:
@@ -70,7 +88,7 @@ def report_run(trainer: Trainer, folder: RunFolder, options: Report, examine: Ex
     path: Path = write_report(
         folder,
         title=f"{trainer.name} on {trainer.subject}",
-        facts=run_facts(folder, rows, unit, paper_departures(trainer.settings)),
+        facts=_facts(trainer, folder, rows),
         rows=rows,
         unit=unit,
         log_panels=trainer.log_panels,
@@ -78,3 +96,13 @@ def report_run(trainer: Trainer, folder: RunFolder, options: Report, examine: Ex
         note=note,
     )
     print(relative(path))
+
+
+def _rows(folder: RunFolder) -> Rows:
+    """Return the log rows of a run; none before its first."""
+    return read_rows(folder.metrics_jsonl) if folder.metrics_jsonl.exists() else []
+
+
+def _facts(trainer: Trainer, folder: RunFolder, rows: Rows) -> dict[str, str]:
+    """Return what a run was and how far it came."""
+    return run_facts(folder, rows, trainer.clock.unit, paper_departures(trainer.settings))

@@ -1,4 +1,4 @@
-"""Environments whose every row says where it came from, and checks of collected rows.
+"""Environments whose every row says where it came from, and checks of rows and of states.
 
 For tests of agents, buffers and schedules: `CounterEnv` writes the episode and the row's place in
 it into its observations and rewards, so that a mixed-up row shows. `ConstantRewardEnv` and
@@ -8,11 +8,14 @@ For tests of environments: collect rows from yours and check them,
 
     rows = collect_rows(env, n_envs=4, n_ticks=2000, key=jax.random.key(0))
     check_rows(rows, env.spec)
+
+For tests of resuming: `check_same_state` compares two states of a run bit for bit.
 """
 
 import abc
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -247,6 +250,42 @@ def check_rows(rows: Row, spec: EnvSpec | None = None) -> None:
     _none(first[1:] & ~last[:-1], "a reset row does not follow a last row", shift=1)
     if spec is not None:
         _check_against_spec(obs, action, first, last, spec)
+
+
+def check_same_state(expected: Any, got: Any) -> None:
+    """Check that two states are the same bit for bit, as a resumed run's and a whole one's are.
+
+    Args:
+        expected: a pytree of arrays, random keys among them.
+        got: another.
+
+    Raises:
+        AssertionError: they differ in structure, or a leaf in shape, dtype or bits; the message
+            names the first.
+    """
+    structures = jax.tree.structure(expected), jax.tree.structure(got)
+    if structures[0] != structures[1]:
+        raise AssertionError(f"the states differ in structure: {structures[0]}, {structures[1]}.")
+    leaves = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, a), b in zip(leaves, jax.tree.leaves(got), strict=True):
+        a, b = _as_stored(a), _as_stored(b)
+        name = jax.tree_util.keystr(path) or "the state itself"
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise AssertionError(
+                f"{name} is {a.dtype}{list(a.shape)} in one state, {b.dtype}{list(b.shape)} in the "
+                "other."
+            )
+        if a.tobytes() != b.tobytes():
+            bits = (np.ravel(x).view(np.uint8).reshape(x.size, -1) for x in (a, b))
+            n_different = np.count_nonzero(np.any(np.not_equal(*bits), axis=1))
+            raise AssertionError(f"{name} differs in {n_different} of {a.size} entries.")
+
+
+def _as_stored(leaf: Any) -> np.ndarray:
+    """Return a leaf as a plain array, of a random key its words."""
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
 
 
 def _check_against_spec(

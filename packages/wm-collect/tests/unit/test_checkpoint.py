@@ -17,6 +17,7 @@ from hypothesis import given, settings
 
 from wm_collect import checkpoint as checkpoint_module
 from wm_collect.checkpoint import CheckpointError, Checkpoints
+from wm_collect.testing import check_same_state
 
 DTYPES = ["float32", "float16", "bfloat16", "int32", "uint32", "uint8", "int8", "bool"]
 
@@ -39,22 +40,6 @@ def make_run(scale: float = 1.0, width: int = 4) -> Run:
     )
 
 
-def raw(leaf: Any) -> np.ndarray:
-    leaf = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    return np.asarray(leaf)
-
-
-def assert_same(a: Any, b: Any) -> None:
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for (path, x), y in zip(
-        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
-    ):
-        assert x.dtype == y.dtype and x.shape == y.shape, path
-        assert raw(x).tobytes() == raw(y).tobytes(), path
-
-
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Checkpoints:
     return Checkpoints(tmp_path / "checkpoints")
@@ -64,7 +49,7 @@ def test_a_state_comes_back_bit_for_bit_from_its_abstract_form(checkpoints: Chec
     run = make_run()
     checkpoints.save(40, run, {"seeds": [0, 1], "score": np.float32(0.1)})
     restored, metadata = checkpoints.restore(jax.eval_shape(lambda: run))
-    assert_same(run, restored)
+    check_same_state(run, restored)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(restored))
     assert metadata == {"seeds": [0, 1], "score": float(np.float32(0.1)), "tick": 40}
     assert checkpoints.metadata(40) == metadata
@@ -121,7 +106,7 @@ def test_any_tree_of_any_bits_comes_back(tree: Any, tmp_path_factory: Any) -> No
     checkpoints = Checkpoints(tmp_path_factory.mktemp("any"))
     checkpoints.save(0, state, {})
     restored, _ = checkpoints.restore(jax.eval_shape(lambda: state))
-    assert_same(state, restored)
+    check_same_state(state, restored)
 
 
 def test_the_last_and_the_best_are_kept(checkpoints: Checkpoints) -> None:

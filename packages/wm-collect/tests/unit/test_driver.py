@@ -17,6 +17,7 @@ from wm_collect.loop import init_run
 from wm_collect.metrics import ELAPSED
 from wm_collect.progress import RunProgress
 from wm_collect.sinks import JsonlSink, read_rows
+from wm_collect.testing import check_same_state
 
 from .counting_agent import BURST, CLOCK, SEED_TICKS, counting_agent, steps, updates_before
 
@@ -79,12 +80,6 @@ def run(folder=None, *, seeds=SEEDS, algorithm=None, stop_tick=STOP, **arguments
 
 def without_time(rows):
     return [{k: v for k, v in row.items() if k != ELAPSED} for row in rows]
-
-
-def assert_same_bits(left, right):
-    assert jax.tree.structure(left) == jax.tree.structure(right)
-    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +164,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(whole, tmp_path, tick):
         sinks=[JsonlSink(log)],
         max_chunk_ticks=5,
     )
-    assert_same_bits(resumed, state)
+    check_same_state(resumed, state)
     assert without_time(read_rows(log)) == without_time(rows)
     n = resumed_series["timestep"].shape[1]
     for name in series.keys() - {ELAPSED}:
@@ -183,7 +178,7 @@ def test_a_run_continued_from_memory_is_the_uninterrupted_run(whole):
     state, _, _, _, _ = whole
     first, _ = run(stop_tick=SEED_TICKS + 2)
     second, _ = run(initial=first, start_tick=SEED_TICKS + 2)
-    assert_same_bits(second, state)
+    check_same_state(second, state)
 
 
 def test_a_single_seed_has_no_seed_axis_and_is_that_seed_of_the_list(whole):

@@ -13,6 +13,7 @@ from wm_collect.testing import (
     ConstantRewardEnv,
     CounterEnv,
     check_rows,
+    check_same_state,
     collect_rows,
 )
 
@@ -100,6 +101,30 @@ def test_rows_that_contradict_the_spec_are_found(rows, counter):
     check_rows(dataclasses.replace(rows, action=choices), discrete)
     with pytest.raises(AssertionError, match="none of the choices: tick 0, environment 0"):
         check_rows(dataclasses.replace(rows, action=choices * 3), discrete)
+
+
+STATE = {"key": jax.random.key(3), "n": jnp.int32(4), "x": np.array([0.0, np.nan, 2.0])}
+
+
+def test_a_state_is_the_same_as_itself_with_its_keys_and_nans():
+    check_same_state(STATE, jax.tree.map(lambda leaf: leaf.copy(), STATE))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": np.array([-0.0, np.nan, 2.0])}, r"\['x'\] differs in 1 of 3 entries"),
+        ({"x": np.array([1.0, np.nan, 3.0])}, r"\['x'\] differs in 2 of 3 entries"),
+        ({"x": STATE["x"].astype(np.float32)}, r"\['x'\] is float64\[3\] .* float32\[3\]"),
+        ({"n": jnp.ones(1, jnp.int32)}, r"\['n'\] is int32\[\] in one state, int32\[1\]"),
+        ({"key": jax.random.key(4)}, r"\['key'\] differs"),
+        ({"more": 1}, "differ in structure"),
+    ],
+    ids=["sign of zero", "values", "dtype", "shape", "key", "structure"],
+)
+def test_states_that_differ_are_told_apart(changes, message):
+    with pytest.raises(AssertionError, match=message):
+        check_same_state(STATE, STATE | changes)
 
 
 def test_the_spec_tells_the_truth_unless_told_otherwise():

@@ -10,7 +10,7 @@ import pytest
 from wm_collect.checkpoint import Checkpoints
 from wm_collect.metrics import ELAPSED
 from wm_collect.run_folder import RunFolder
-from wm_collect.testing import CounterEnv
+from wm_collect.testing import CounterEnv, check_same_state
 from wm_dreamer import DreamerV3
 
 from ..smoke.tiny import TINY
@@ -23,13 +23,6 @@ OPTIONS = {
     "eval_frequency": 96,
     "progress": False,
 }
-
-
-def assert_same(expected, got):
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(got), strict=True
-    ):
-        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +63,7 @@ def interrupted(agent, folder, whole):
 
 
 def test_two_calls_end_in_the_state_of_one(whole, halves):
-    assert_same(whole[0], halves[1])
+    check_same_state(whole[0], halves[1])
 
 
 # The first update is made at 20 rows; episodes end at rows that are not multiples of 8.
@@ -87,7 +80,7 @@ def test_a_run_cut_anywhere_goes_on_as_if_it_had_not_been(agent, folder, whole, 
         log_state=metadata["log_state"],
         **OPTIONS,
     )
-    assert_same(expected, state)
+    check_same_state(expected, state)
     for name in set(series) - {ELAPSED}:
         later = series["timestep"] > cut
         np.testing.assert_array_equal(rest[name], series[name][later], err_msg=name)
@@ -99,7 +92,7 @@ def test_the_rings_grow_to_the_whole_run(whole, halves):
     assert state.agent.replay.reward.shape == (2, TOTAL // 2)
     # Growing keeps what was stored; the rest of the run wrote latents over some of it.
     n_ticks = SHORTER // 2
-    assert_same(middle.agent.replay.obs, state.agent.replay.obs[:, :n_ticks])
+    check_same_state(middle.agent.replay.obs, state.agent.replay.obs[:, :n_ticks])
     assert not np.array_equal(middle.agent.replay.deter, state.agent.replay.deter[:, :n_ticks])
 
 
@@ -124,21 +117,21 @@ def test_other_chunks_change_nothing(agent, whole):
         progress=False,
         chunk_seconds=1e-9,
     )
-    assert_same(whole[0], state)
+    check_same_state(whole[0], state)
 
 
 def test_an_interrupted_run_goes_on_from_its_checkpoint(agent, whole, interrupted):
     state, metadata = interrupted
     assert metadata["timestep"] == FIRST
     state, _ = agent.train(seed=0, n_timesteps=TOTAL - FIRST, initial_state=state, **OPTIONS)
-    assert_same(whole[0], state)
+    check_same_state(whole[0], state)
 
 
 def test_an_interrupted_run_can_end_earlier_than_planned(agent, halves, interrupted):
     state, _ = interrupted
     assert state.agent.replay.reward.shape == (2, TOTAL // 2)
     state, _ = agent.train(seed=0, n_timesteps=SHORTER - FIRST, initial_state=state, **OPTIONS)
-    assert_same(halves[0], state)
+    check_same_state(halves[0], state)
 
 
 @pytest.fixture
@@ -160,7 +153,7 @@ def test_the_rings_of_several_seeds_change_their_size_alike(agent, two_seeds):
     assert jax.tree.map(np.shape, grown) == jax.tree.map(
         lambda leaf: leaf.shape, agent.state_like([0, 1], TOTAL).agent.replay
     )
-    assert_same(two_seeds.agent.replay.obs, grown.obs[:, :, : SHORTER // 2])
+    check_same_state(two_seeds.agent.replay.obs, grown.obs[:, :, : SHORTER // 2])
     assert not np.asarray(grown.obs[:, :, SHORTER // 2 :]).any()
 
 

@@ -15,7 +15,7 @@ from wm_collect import doctor, run_output
 from wm_collect.cli_export import export_run
 from wm_collect.cli_options import Doctor, Plot, Render, Report, Resume, settings_registry
 from wm_collect.cli_options import Export as ExportRun
-from wm_collect.cli_report import report_run
+from wm_collect.cli_report import print_run, report_run
 from wm_collect.cli_runs import (
     continue_run,
     exit_status,
@@ -112,10 +112,10 @@ class RunOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Info:
-    """Print what there is to know about a run on a dataset, memory included, without training."""
+    """Print what there is to know about a run before it, memory included, or about one made."""
 
     dataset: Annotated[Path, tyro.conf.Positional]
-    """File that pool wrote."""
+    """File that pool wrote; info also takes a run folder."""
     settings: Annotated[MultiTaskSettings, tyro.conf.arg(name="")] = DEFAULTS
     options: Annotated[RunOptions, tyro.conf.arg(name="")] = RunOptions()
 
@@ -260,6 +260,11 @@ def _print_dataset(path: Path, dataset: MultiTaskDataset) -> None:
 
 
 def _info(parsed: Info) -> None:
+    if parsed.dataset.is_dir():
+        folder, agent = open_run(parsed.dataset)
+        agent_cli.require_no_options(parsed, Info(dataset=parsed.dataset))
+        print_run(agent, folder)
+        return
     agent = _make_agent(parsed.dataset, parsed.settings, None)
     memory = agent.forecast(parsed.options.n_timesteps, n_seeds=len(parsed.options.seed))
     _print_description(agent, parsed.settings, memory.describe())

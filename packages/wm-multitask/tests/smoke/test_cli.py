@@ -108,6 +108,14 @@ def test_info_says_what_would_be_trained(root, capsys):
     assert "for 1 seed: networks and optimiser" in out and "of data for all" in out
 
 
+def test_info_tells_about_a_run(root, capsys):
+    assert run(["info", str(root / "together")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "narrow: observation 3, action 1" in out and "checkpoints after" in out
+    assert run(["info", str(root / "together"), "--task-dim", "6"]) == 1
+    assert "takes no options beside a run folder" in capsys.readouterr().err
+
+
 def test_render_draws_one_task(root, tmp_path, capsys):
     out = tmp_path / "wide.gif"
     assert run(["render", str(root / "together"), "--task", "wide", "--out", str(out)]) == 0

@@ -9,6 +9,7 @@ import pytest
 
 from wm_collect import randomness
 from wm_collect.loop import init_run, make_chunk
+from wm_collect.testing import check_same_state
 from wm_multitask import OfflineData, TDMPC2MultiTask
 
 from .fixed_tasks import LENGTHS, TINY, make_dataset
@@ -88,10 +89,7 @@ def test_a_run_in_two_calls_is_the_run_in_one_whatever_its_chunks(agent, chunks)
     first, _ = agent.train(seed=1, n_timesteps=8, **options, **chunks)
     both, series = agent.train(n_timesteps=13, seed=1, initial_state=first, **options, **chunks)
     assert series["timestep"][-1] == 21
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(whole), jax.tree.leaves(both), strict=True
-    ):
-        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+    check_same_state(whole, both)
 
 
 class CountsUpdates:

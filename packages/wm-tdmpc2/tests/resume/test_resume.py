@@ -9,7 +9,7 @@ import pytest
 from wm_collect.checkpoint import Checkpoints
 from wm_collect.metrics import ELAPSED
 from wm_collect.run_folder import RunFolder
-from wm_collect.testing import CounterEnv
+from wm_collect.testing import CounterEnv, check_same_state
 from wm_tdmpc2 import TDMPC2
 
 from ..smoke.tiny import TINY
@@ -56,10 +56,7 @@ def halves(agent):
 
 def test_two_calls_end_in_the_state_of_one(whole, halves):
     (expected, _), (_, state, _, _) = whole, halves
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(state), strict=True
-    ):
-        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+    check_same_state(expected, state)
 
 
 # Episodes take 10 steps, the seed phase takes 30.
@@ -81,10 +78,7 @@ def test_a_run_cut_anywhere_goes_on_as_if_it_had_not_been(agent, folder, whole, 
         eval_frequency=TOTAL,
         progress=False,
     )
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(state), strict=True
-    ):
-        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+    check_same_state(expected, state)
     for name in set(series) - {ELAPSED}:
         later = series["timestep"] > cut
         np.testing.assert_array_equal(rest[name], series[name][later], err_msg=name)
@@ -116,5 +110,4 @@ def test_other_chunks_change_nothing(agent, whole):
         progress=False,
         chunk_seconds=1e-9,
     )
-    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(state), strict=True):
-        np.testing.assert_array_equal(a, b)
+    check_same_state(expected, state)

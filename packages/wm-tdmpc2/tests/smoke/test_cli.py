@@ -187,6 +187,15 @@ def test_mistakes_end_with_one_sentence_and_make_no_folder(
     assert not list(tmp_path.iterdir())
 
 
+def test_info_tells_about_a_run(folder, capsys):
+    assert run(["info", str(folder)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Pendulum-v1 (gymnax)" in out and "seeds 4" in out and "timesteps 120 env steps" in out
+    assert "checkpoints after" in out and out.endswith("120 env steps")
+    assert run(["info", str(folder), "--n-envs", "3"]) == 1
+    assert "takes no options beside a run folder" in capsys.readouterr().err
+
+
 def test_info_prints_the_paper_size(capsys):
     assert run(["info", "Pendulum-v1"]) == 0
     assert "4,932,192" in capsys.readouterr().out

@@ -29,6 +29,7 @@ from wm_tdmpc2.task_context import renormalised
 from .updates import (
     adam_pi,
     adam_wm,
+    coding_doubt,
     program,
     recorded_inputs,
     replay,
@@ -150,13 +151,13 @@ def check_gradients(recording, name):
     """Compare before clipping, tensor by tensor.
 
     The gradient of a tensor before a LayerNorm is a difference of larger terms, so a part of its
-    error has the size of a rounding of the whole gradient. Saturated actions add their own doubt
-    to the policy's.
+    error has the size of a rounding of the whole gradient. Coded rewards add their own doubt to the
+    world model's, saturated actions theirs to the policy's.
     """
     calls = [c for c in replay(recording) if names_of(c, f"{name}/")]
     assert calls
     for call in calls:
-        doubt = saturation_doubt(call, recording) if name == "grad_pi" else {}
+        doubt = (saturation_doubt if name == "grad_pi" else coding_doubt)(call, recording)
         ours = call.ours[name]
         assert set(ours) == names_of(call, f"{name}/")
         norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in ours.values()))

@@ -132,6 +132,26 @@ def saturation_doubt(call: Call, recording: Recording) -> dict[str, np.ndarray]:
     return doubt
 
 
+def coding_doubt(call: Call, recording: Recording) -> dict[str, np.ndarray]:
+    """Return, per tensor, what the rounding of two-hot coded rewards may make of the gradient.
+
+    The original codes a reward by the fraction of (x + 10) / 0.2, x its symlog; the sum alone is
+    rounded by up to 9.5e-7, which is 5e-6 of a bin. Over a small batch that does not average out.
+    Returned is the largest change of three random draws of its signs.
+    """
+    batch, *others = recorded_inputs(call.theirs, recording)
+    reward = np.asarray(batch.reward)
+    doubt: dict[str, np.ndarray] = {}
+    for seed in range(3):
+        sign = np.random.default_rng(seed).choice([-1, 1], reward.shape)
+        moved = (reward + sign * 9.5e-7 * (1 + np.abs(reward))).astype(np.float32)
+        *_, found = program(recording.config)(call.before, batch._replace(reward=moved), *others)
+        for name, gradient in to_reference(found["grad_wm"], config=recording.config).items():
+            change = np.abs(gradient - call.ours["grad_wm"][name]).max()
+            doubt[name] = np.maximum(doubt.get(name, 0.0), change)
+    return doubt
+
+
 def rounded(params: Params, seed: int) -> Params:
     """Return every number off by a random share of its rounding, a relative 1.2e-7 at most."""
     rng = np.random.default_rng(seed)

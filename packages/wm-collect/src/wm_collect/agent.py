@@ -229,13 +229,14 @@ class Trainer(abc.ABC):
             TrainingDiverged: no seed is left that learns: each met a number that is not finite.
             TrainingInterrupted: Ctrl-C was pressed, or SIGTERM arrived.
         """
-        self.check_run(seed, n_timesteps, num_episode_test)
+        start_tick = 0 if initial_state is None else self.ticks_done(initial_state)
+        done = self.clock.timestep(start_tick)
+        self.check_run(seed, n_timesteps, num_episode_test, done=done)
+        total = done + n_timesteps
         frequencies = Frequencies.resolve(
             n_timesteps, log_frequency, eval_frequency, save_frequency
         )
         enable_compile_cache()
-        start_tick = 0 if initial_state is None else self.ticks_done(initial_state)
-        total = self.clock.timestep(start_tick) + n_timesteps
         if initial_state is not None:
             initial_state = self.resized(initial_state, total)
         checkpoints = None
@@ -244,7 +245,7 @@ class Trainer(abc.ABC):
             checkpoints = Checkpoints(folder.checkpoints)
         shown = RunProgress(
             total,
-            start=self.clock.timestep(start_tick),
+            start=done,
             title=f"{self.name} on {self.subject}",
             enabled=progress,
         )
@@ -273,8 +274,21 @@ class Trainer(abc.ABC):
                 max_chunk_ticks=max_chunk_ticks,
             )
 
-    def check_run(self, seed: int | Sequence[int], n_timesteps: int, num_episode_test: int) -> None:
+    def check_run(
+        self,
+        seed: int | Sequence[int],
+        n_timesteps: int,
+        num_episode_test: int,
+        *,
+        done: int = 0,
+    ) -> None:
         """Check the arguments of `train` that can be wrong before anything is made.
+
+        Args:
+            seed: as for `train`.
+            n_timesteps: how far to train.
+            num_episode_test: episodes of one evaluation.
+            done: timesteps behind the state to go on from.
 
         Raises:
             ValueError: a number is out of range, or the run does not fit the settings or the
@@ -288,7 +302,7 @@ class Trainer(abc.ABC):
         if num_episode_test < 0:
             raise ValueError(f"num_episode_test must be at least 0, got {num_episode_test}.")
         n_seeds = randomness.seed_keys(seed).size
-        self.forecast(n_timesteps, n_seeds=n_seeds, working=False).check()
+        self.forecast(done + n_timesteps, n_seeds=n_seeds, working=False).check()
 
     def state_like(self, seed: int | Sequence[int], n_timesteps: int) -> RunState:
         """Return the shapes of a state of a run that ends at `n_timesteps`, for restoring one."""

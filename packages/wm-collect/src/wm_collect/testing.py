@@ -263,7 +263,8 @@ def check_same_state(expected: Any, got: Any) -> None:
         AssertionError: they differ in structure, or a leaf in shape, dtype or bits; the message
             names the first.
     """
-    structures = jax.tree.structure(expected), jax.tree.structure(got)
+    # jax's type stubs know no comparison of structures.
+    structures: list[Any] = [jax.tree.structure(state) for state in (expected, got)]
     if structures[0] != structures[1]:
         raise AssertionError(f"the states differ in structure: {structures[0]}, {structures[1]}.")
     leaves = jax.tree_util.tree_leaves_with_path(expected)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from wm_collect import forecast
 from wm_collect.testing import CounterEnv
 from wm_dreamer import DreamerV3, DreamerV3Settings, Schedule
 
@@ -126,6 +127,13 @@ def agent():
 def test_training_refuses_bad_arguments_with_a_sentence(agent, arguments, error, message):
     with pytest.raises(error, match=message):
         agent.train(**{"seed": 0, "n_timesteps": 100, "progress": False, **arguments})
+
+
+def test_a_run_to_go_on_with_must_fit_as_a_whole(agent, monkeypatch):
+    monkeypatch.setattr(forecast, "device_memory", lambda: (10**9, "small"))
+    agent.check_run(0, 10_000, 0)
+    with pytest.raises(ValueError, match=r"cannot fit: .* but the device \(small\) has 1.0 GB"):
+        agent.check_run(0, 10_000, 0, done=1_000_000)
 
 
 def test_the_constructor_takes_every_setting_with_its_default():

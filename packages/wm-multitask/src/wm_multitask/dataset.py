@@ -18,20 +18,15 @@ Source: nicklashansen/tdmpc2@b67b21c, tdmpc2/trainer/offline_trainer.py, `Offlin
 
 import dataclasses
 import functools
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from wm_collect.checks import check_count
+from wm_multitask.arrays import chunks, hash_of
 from wm_multitask.tasks import Task, TaskSet, differing_fields
-
-# Violations spelled out in one message; the others are counted.
-MAX_LISTED = 20
-# Bytes of an array looked at together.
-CHUNK_BYTES = 32 * 2**20
+from wm_multitask.violations import find_violations
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +55,7 @@ class TaskEpisodes:
     @functools.cached_property
     def content_hash(self) -> str:
         """Return the SHA-256 of the task and of all arrays, as 64 hexadecimal digits."""
-        return _content_hash(self.task.to_json(), self.arrays())
+        return hash_of(self.task.to_json(), self.arrays())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays by name."""
@@ -86,7 +81,7 @@ class TaskEpisodes:
     def _check(self, *, numbers: bool) -> None:
         n_episodes = len(self.obs) if np.ndim(self.obs) else 0
         arrays = {**self.arrays(), "task": np.zeros(n_episodes, np.int32)}
-        findings = _find_violations(TaskSet((self.task,)), arrays, numbers=numbers)
+        findings = find_violations(TaskSet((self.task,)), arrays, numbers=numbers)
         n_rows = np.shape(self.obs)[1:2]
         wanted = self.task.episode_length + 1
         if n_rows and n_rows[0] < wanted:
@@ -136,7 +131,7 @@ class MultiTaskDataset:
     @functools.cached_property
     def content_hash(self) -> str:
         """Return the SHA-256 of the tasks and of all arrays, as 64 hexadecimal digits."""
-        return _content_hash(self.tasks.to_json(), self.arrays())
+        return hash_of(self.tasks.to_json(), self.arrays())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays by name."""
@@ -167,7 +162,7 @@ class MultiTaskDataset:
         Raises:
             ValueError: one of them is not what the attributes promise.
         """
-        findings = _find_violations(self.tasks, self.arrays(), numbers=False)
+        findings = find_violations(self.tasks, self.arrays(), numbers=False)
         findings.raise_if_any("The dataset")
 
     def extended(self, *episodes: TaskEpisodes) -> "MultiTaskDataset":
@@ -205,7 +200,7 @@ class MultiTaskDataset:
 
 def check(dataset: MultiTaskDataset) -> None:
     """Check a dataset; see `MultiTaskDataset.check`, which calls this."""
-    findings = _find_violations(dataset.tasks, dataset.arrays(), numbers=True)
+    findings = find_violations(dataset.tasks, dataset.arrays(), numbers=True)
     findings.raise_if_any("The dataset")
 
 
@@ -357,7 +352,7 @@ def _filled(
             end = begin + n_rows
             # The windows of an episode lie next to each other.
             place = first + nth
-            for chosen in _chunks(block.kept, part.obs):
+            for chosen in chunks(block.kept, part.obs):
                 to = slice(place, place + len(chosen) * len(begins), len(begins))
                 pooled.obs[to, :, : own.obs_dim] = part.obs[chosen, begin:end]
                 pooled.action[to, :-1, : own.action_dim] = part.action[chosen, begin : end - 1]
@@ -365,225 +360,3 @@ def _filled(
                 place = to.stop
         first += n_block
     return pooled
-
-
-def _chunks(indices: np.ndarray, array: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield episode indices in groups whose rows in `array` take about `CHUNK_BYTES`."""
-    size = _episodes_per_chunk(array)
-    for start in range(0, len(indices), size):
-        yield indices[start : start + size]
-
-
-def _episodes_per_chunk(array: np.ndarray) -> int:
-    return max(1, CHUNK_BYTES * max(1, len(array)) // max(1, array.nbytes))
-
-
-# Identity.
-
-
-def _content_hash(description: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 of a description and of each array's name, dtype, shape and bytes."""
-    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
-    for name, array in arrays.items():
-        digest.update(json.dumps([name, array.dtype.str, list(array.shape)]).encode())
-        size = _episodes_per_chunk(array)
-        for start in range(0, len(array), size):
-            digest.update(np.ascontiguousarray(array[start : start + size]).data)
-    return digest.hexdigest()
-
-
-# Checking.
-
-_RANKS = {"obs": 3, "action": 3, "reward": 2, "task": 1}
-_DTYPES = {"obs": np.float32, "action": np.float32, "reward": np.float32, "task": np.int32}
-_AXES = {"obs": "[N, R, O]", "action": "[N, R, A]", "reward": "[N, R]", "task": "[N]"}
-
-
-class _Rule(NamedTuple):
-    """What the numbers of a field must be, and which of them are not.
-
-    `broken(values, own)` takes some episodes `[n, R, ...]` and whether a dimension is the task's
-    own, `[n, O]`, `[n, A]` or, for rewards, `[n, 1]`; it returns booleans of the shape of `values`.
-    """
-
-    field: str
-    wanted: str
-    broken: Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-def _not_finite(values: np.ndarray, own: np.ndarray) -> np.ndarray:
-    return ~np.isfinite(values)
-
-
-def _in_padding(values: np.ndarray, own: np.ndarray) -> np.ndarray:
-    return (values != 0) & ~own[:, None, :]
-
-
-def _outside_bounds(values: np.ndarray, own: np.ndarray) -> np.ndarray:
-    return np.isfinite(values) & (np.abs(values) > 1)
-
-
-def _nonzero_last(values: np.ndarray, own: np.ndarray) -> np.ndarray:
-    broken = np.zeros(values.shape, bool)
-    broken[:, -1] = values[:, -1] != 0
-    return broken
-
-
-def _nonzero_first(values: np.ndarray, own: np.ndarray) -> np.ndarray:
-    broken = np.zeros(values.shape, bool)
-    broken[:, 0] = values[:, 0] != 0
-    return broken
-
-
-_RULES = (
-    _Rule("obs", "every number must be finite", _not_finite),
-    _Rule("obs", "padding must be exactly 0", _in_padding),
-    _Rule("action", "every number must be finite", _not_finite),
-    _Rule("action", "padding must be exactly 0", _in_padding),
-    _Rule("action", "actions must lie in [-1, 1]", _outside_bounds),
-    _Rule("action", "the last row has no action and must be 0", _nonzero_last),
-    _Rule("reward", "every number must be finite", _not_finite),
-    _Rule("reward", "row 0 has no reward and must be 0", _nonzero_first),
-)
-
-
-class _Findings:
-    """Violations: the first of them in words, all of them counted."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.n = 0
-
-    def add(self, line: str) -> None:
-        self.add_each(range(1), lambda _: line)
-
-    def add_each(self, where: Sequence[int] | np.ndarray, describe: Callable[[int], str]) -> None:
-        """Add a violation for each of `where`; only the listed ones are described."""
-        room = max(0, MAX_LISTED - len(self.lines))
-        self.lines += [describe(int(i)) for i in where[:room]]
-        self.n += len(where)
-
-    def raise_if_any(self, subject: str) -> None:
-        if not self.n:
-            return
-        more = self.n - len(self.lines)
-        lines = self.lines + ([f"and {more} more"] if more else [])
-        raise ValueError(f"{subject} cannot be used:\n" + "\n".join(f"- {x}" for x in lines))
-
-
-def _find_violations(
-    tasks: TaskSet, arrays: Mapping[str, np.ndarray], *, numbers: bool
-) -> _Findings:
-    """Check arrays by name, `task` among them; of the numbers only task ids unless `numbers`."""
-    findings = _Findings()
-    sound = _check_shapes(tasks, arrays, findings)
-    if "task" not in sound:
-        return findings
-    ids = np.asarray(arrays["task"])
-    known = (ids >= 0) & (ids < tasks.n_tasks)
-    findings.add_each(
-        np.flatnonzero(~known),
-        lambda i: (
-            f"episode {i}, task: id {ids[i]} is no task, the {tasks.n_tasks} task(s) have "
-            f"ids 0 to {tasks.n_tasks - 1}"
-        ),
-    )
-    counts = np.bincount(ids[known], minlength=tasks.n_tasks)
-    findings.add_each(
-        np.flatnonzero(counts == 0),
-        lambda i: f"task {tasks.names[i]!r} (id {i}), task: it has no episode",
-    )
-    for rule in _RULES if numbers else ():
-        if rule.field in sound:
-            _check_numbers(rule, arrays[rule.field], ids, known, tasks, findings)
-    return findings
-
-
-def _check_shapes(
-    tasks: TaskSet, arrays: Mapping[str, np.ndarray], findings: _Findings
-) -> set[str]:
-    """Add what is wrong with dtypes and shapes; return the fields whose numbers can be read."""
-    widths = {"obs": tasks.obs_dim, "action": tasks.action_dim}
-    sound: set[str] = set()
-    n_and_r: dict[str, tuple[int, ...]] = {}
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            findings.add(f"{name}: must be a NumPy array, is a {type(array).__name__}")
-            continue
-        if array.dtype != _DTYPES[name]:
-            wanted = np.dtype(_DTYPES[name]).name
-            findings.add(f"{name}: must have dtype {wanted}, has {array.dtype}")
-        if array.ndim != _RANKS[name]:
-            findings.add(f"{name}: must be {_AXES[name]}, has shape {list(array.shape)}")
-            continue
-        n_and_r[name] = array.shape[:2]
-        first = next(iter(n_and_r))
-        common = min(len(n_and_r[first]), len(n_and_r[name]))
-        if n_and_r[name][:common] != n_and_r[first][:common]:
-            findings.add(
-                f"{name}: begins with the sizes {list(n_and_r[name])}, but {first} with "
-                f"{list(n_and_r[first])}; N and R must be equal"
-            )
-        elif name in widths and array.shape[2] != widths[name]:
-            findings.add(
-                f"{name}: must be {widths[name]} wide, as the widest task, is {array.shape[2]}"
-            )
-        elif array.dtype.kind in ("i" if name == "task" else "fiu"):
-            sound.add(name)
-    rows = next((shape[1] for shape in n_and_r.values() if len(shape) == 2), None)
-    if rows is not None and rows < 2:
-        findings.add(f"obs: an episode has at least 2 rows, R is {rows}")
-    too_short = [i for i, task in enumerate(tasks.tasks) if rows and rows > task.episode_length + 1]
-    findings.add_each(
-        too_short,
-        lambda i: (
-            f"task {tasks.names[i]!r} (id {i}), obs: its episodes have "
-            f"{tasks.tasks[i].episode_length + 1} rows, but R is {rows}"
-        ),
-    )
-    return sound if rows is None or rows >= 2 else set()
-
-
-def _check_numbers(
-    rule: _Rule,
-    array: np.ndarray,
-    ids: np.ndarray,
-    known: np.ndarray,
-    tasks: TaskSet,
-    findings: _Findings,
-) -> None:
-    """Add the episodes that break a rule, looking at some episodes at a time."""
-    own = _own_dimensions(rule.field, tasks, array)
-    size = _episodes_per_chunk(array)
-    for start in range(0, len(array), size):
-        values = np.asarray(array[start : start + size])
-        part_ids, part_known = ids[start : start + size], known[start : start + size]
-        # Of an unknown task, nothing is padding.
-        valid = own[np.where(part_known, part_ids, 0)] | ~part_known[:, None]
-        broken = rule.broken(values, valid)
-        bad = np.flatnonzero(broken.reshape(len(values), -1).any(axis=1))
-
-        def describe(
-            i: int, start: int = start, values: np.ndarray = values, broken: np.ndarray = broken
-        ) -> str:
-            place = tuple(np.argwhere(broken[i])[0])
-            where = f"row {place[0]}" + "".join(f", dimension {k}" for k in place[1:])
-            return (
-                f"{_task_label(tasks, ids[start + i])}, episode {start + i}, {rule.field}: "
-                f"{where} is {values[i][place]}, {rule.wanted}"
-            )
-
-        findings.add_each(bad, describe)
-
-
-def _own_dimensions(field: str, tasks: TaskSet, array: np.ndarray) -> np.ndarray:
-    """Return by task id which dimensions of a field are the task's own, bool `[n_tasks, D]`."""
-    if array.ndim < 3:
-        return np.ones((tasks.n_tasks, 1), bool)
-    widths = np.array([getattr(task, f"{field}_dim") for task in tasks.tasks])
-    return np.arange(array.shape[2])[None, :] < widths[:, None]
-
-
-def _task_label(tasks: TaskSet, task_id: int) -> str:
-    known = 0 <= task_id < tasks.n_tasks
-    return f"task {tasks.names[task_id]!r} (id {task_id})" if known else f"unknown task {task_id}"

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from wm_multitask import dataset as dataset_module
+from wm_multitask import arrays
 from wm_multitask.dataset import MultiTaskDataset, TaskEpisodes, check, pool_tasks, window_starts
 from wm_multitask.tasks import TaskSet
 
@@ -95,7 +95,7 @@ def test_windows_of_a_500_step_episode_as_101_rows():
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2**25], ids=["one at a time", "all at once"])
 def test_longer_episodes_are_cut_and_every_slice_is_as_in_the_original(monkeypatch, chunk_bytes):
-    monkeypatch.setattr(dataset_module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", chunk_bytes)
     long = make_episodes(make_task("long", episode_length=11), 3)
     short = make_episodes(make_task("short", episode_length=4, obs_dim=4), 2)
     pooled = pool_tasks([long, short])
@@ -295,7 +295,7 @@ NUMBERS = {
 @pytest.mark.parametrize("chunk_bytes", [1, 2**25], ids=["one at a time", "all at once"])
 @pytest.mark.parametrize(("field", "place", "value", "line"), NUMBERS.values(), ids=NUMBERS)
 def test_a_wrong_number_is_named(monkeypatch, chunk_bytes, field, place, value, line):
-    monkeypatch.setattr(dataset_module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", chunk_bytes)
     with pytest.raises(ValueError) as caught:
         broken(field, place, value).check()
     first, *lines = str(caught.value).splitlines()
@@ -436,6 +436,6 @@ def test_the_hash_does_not_depend_on_the_layout_in_memory(monkeypatch):
     pooled = three_tasks()
     fortran = dataclasses.replace(pooled, obs=np.asfortranarray(pooled.obs))
     assert fortran.content_hash == pooled.content_hash
-    monkeypatch.setattr(dataset_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", 1)
     assert isinstance(pooled, MultiTaskDataset)
     assert three_tasks().content_hash == pooled.content_hash

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wm_multitask import dataset as dataset_module
-from wm_multitask import files
+from wm_multitask import files, violations
 from wm_multitask.dataset import MultiTaskDataset, pool_tasks
 from wm_multitask.files import load_dataset, load_episodes, save_dataset, save_episodes
 
@@ -100,8 +100,8 @@ def test_loading_without_verification_reads_no_number(path, monkeypatch):
     def refuse(*_):
         raise AssertionError("the numbers were read")
 
-    monkeypatch.setattr(dataset_module, "_content_hash", refuse)
-    monkeypatch.setattr(dataset_module, "_check_numbers", refuse)
+    monkeypatch.setattr(dataset_module, "hash_of", refuse)
+    monkeypatch.setattr(violations, "_check_numbers", refuse)
     load_dataset(path, mmap=True, verify=False)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from . import workspace
 
-check_workspace = workspace.load_tool("check_workspace").check_workspace
+check_workspace = workspace.load_file("tools/check_workspace.py").check_workspace
 
 ROOT_PYPROJECT = """
 [project]

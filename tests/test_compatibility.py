@@ -11,7 +11,7 @@ import pytest
 
 from . import workspace
 
-compatibility = workspace.load_tool("compatibility")
+compatibility = workspace.load_file("tools/compatibility.py")
 
 DECLARED = {
     "toy-low": ["jax>=1,!=2", 'flax>=3; extra == "nn"', 'torch>=4; extra == "torch"'],

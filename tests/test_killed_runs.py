@@ -22,6 +22,8 @@ from wm_collect.cli import open_run
 from wm_collect.cli_options import AgentCommand
 from wm_collect.testing import check_same_state
 
+from . import workspace
+
 N_TIMESTEPS = 400
 KILLS = 3
 
@@ -35,50 +37,22 @@ class Trained:
     settings: dict[str, Any]
 
 
+def tiny(package: str) -> dict[str, Any]:
+    """Return the settings of a package's own smoke tests."""
+    return workspace.load_file(f"packages/{package}/tests/smoke/tiny.py").TINY
+
+
 AGENTS = {
     "dreamerv3": Trained(
         wm_dreamer.cli.COMMAND,
         "CartPole-v1",
-        {
-            "model_size": "1m",
-            "units": 16,
-            "deter": 32,
-            "hidden": 16,
-            "stoch": 4,
-            "classes": 4,
-            "blocks": 4,
-            "enc_layers": 1,
-            "dec_layers": 1,
-            "actor_layers": 1,
-            "critic_layers": 1,
-            "bins": 41,
-            "n_envs": 2,
-            "batch_size": 4,
-            "batch_length": 8,
-            "imag_horizon": 3,
-            "train_ratio": 16,
-            "warmup": 4,
-            "episode_length": 20,
-            # Overwritten twice in the run.
-            "replay_capacity": 160,
-        },
+        # The replay is overwritten twice in the run.
+        tiny("wm-dreamer") | {"episode_length": 20, "replay_capacity": 160},
     ),
     "tdmpc2": Trained(
         wm_tdmpc2.cli.COMMAND,
         "Pendulum-v1",
-        {
-            "model_size": 1,
-            "enc_dim": 16,
-            "mlp_dim": 32,
-            "latent_dim": 16,
-            "batch_size": 32,
-            "num_samples": 24,
-            "num_elites": 6,
-            "num_pi_trajs": 4,
-            "iterations": 3,
-            "episode_length": 20,
-            "seed_steps": 60,
-        },
+        tiny("wm-tdmpc2") | {"episode_length": 20, "seed_steps": 60},
     ),
 }
 

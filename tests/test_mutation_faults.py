@@ -12,7 +12,7 @@ import pytest
 
 from . import workspace
 
-check = workspace.load_tool("mutation/check")
+check = workspace.load_file("tools/mutation/check.py")
 AGENTS = sorted(check.FAULTS)
 VERDICTS = workspace.ROOT / "docs" / "data" / "mutation.jsonl"
 

@@ -21,9 +21,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def load_tool(name: str) -> ModuleType:
-    """Import a script from `tools/`, which is not a package."""
-    spec = spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+def load_file(path: str) -> ModuleType:
+    """Import a file of the workspace that is in no package, by its path from the root."""
+    spec = spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -7,7 +7,6 @@ from typing import Any
 from wm_collect.checkpoint import Checkpoints
 from wm_collect.metrics import TIMESTEP
 from wm_collect.run_folder import RunFolder
-from wm_collect.sinks import read_rows
 
 
 def train(
@@ -45,9 +44,7 @@ def trained_timesteps(folder: Path) -> int:
     A finished run whose checkpoints were deleted to make room is still finished.
     """
     run = RunFolder(folder)
-    if not run.metrics_jsonl.exists():
-        return 0
-    rows = read_rows(run.metrics_jsonl)
+    rows = run.log_rows()
     logged = int(rows[-1][TIMESTEP]) if rows else 0
     checkpoints = Checkpoints(run.checkpoints)
     tick = checkpoints.latest_tick()

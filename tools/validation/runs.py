@@ -16,7 +16,6 @@ from wm_collect.metrics import TIMESTEP
 from wm_collect.protocol import changes
 from wm_collect.run_folder import RunFolder
 from wm_collect.seed_series import seed_series
-from wm_collect.sinks import read_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ def read_run(validation: Validation, folder: Path) -> Run:
             f"{folder} was trained by {stored.get('agent')!r}, not by "
             f"{validation.command.short_name!r}."
         )
-    rows = read_rows(run.metrics_jsonl) if run.metrics_jsonl.exists() else []
+    rows = run.log_rows()
     seeds = tuple(stored["run"]["seed"])
     return Run(
         folder=folder,

@@ -13,7 +13,6 @@ from wm_collect.protocol import paper_departures
 from wm_collect.report import Section, diagnosed_section, run_facts, write_report
 from wm_collect.run_folder import RunFolder
 from wm_collect.seed_series import Rows
-from wm_collect.sinks import read_rows
 
 Examine = Callable[[int, RunState], Sequence[Section]]
 """`examine(seed, state)`: the sections of a report on one training seed's state."""
@@ -30,7 +29,7 @@ def print_run(trainer: Trainer, folder: RunFolder) -> None:
     timesteps = ", ".join(f"{trainer.clock.timestep(tick):,}" for tick in ticks)
     saved = {"checkpoints": f"after {timesteps} {trainer.clock.unit}" if ticks else "none"}
     run_output.print_description(
-        trainer.describe() | _facts(trainer, folder, _rows(folder)) | saved,
+        trainer.describe() | _facts(trainer, folder, folder.log_rows()) | saved,
         title=f"{trainer.name} on {trainer.subject}",
     )
 
@@ -69,7 +68,7 @@ def report_run(trainer: Trainer, folder: RunFolder, options: Report, examine: Ex
     """
     if options.episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {options.episodes}.")
-    rows = _rows(folder)
+    rows = folder.log_rows()
     unit = trainer.clock.unit
     sections: list[Section] = []
     if Checkpoints(folder.checkpoints).latest_tick() is None:
@@ -96,11 +95,6 @@ def report_run(trainer: Trainer, folder: RunFolder, options: Report, examine: Ex
         note=note,
     )
     print(relative(path))
-
-
-def _rows(folder: RunFolder) -> Rows:
-    """Return the log rows of a run; none before its first."""
-    return read_rows(folder.metrics_jsonl) if folder.metrics_jsonl.exists() else []
 
 
 def _facts(trainer: Trainer, folder: RunFolder, rows: Rows) -> dict[str, str]:

@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from wm_collect.sinks import Number, read_rows
+
 _CONFIG = "config.json"
 _VERSIONED = (
     "wm-numerics",
@@ -148,6 +150,14 @@ class RunFolder:
     def settings(self) -> dict[str, Any]:
         """Return the resolved settings given to `create`."""
         return self.config["settings"]
+
+    def log_rows(self) -> list[dict[str, Number]]:
+        """Return the log rows, see `wm_collect.sinks.read_rows`; none before the first.
+
+        Raises:
+            ValueError: the log is damaged.
+        """
+        return read_rows(self.metrics_jsonl) if self.metrics_jsonl.exists() else []
 
     @property
     def config_path(self) -> Path:

@@ -25,7 +25,7 @@ from wm_collect.backends.mujoco_import import mujoco_imports
 from wm_collect.compile_cache import enable_compile_cache
 from wm_collect.environment import make_env
 from wm_collect.quiet import quiet_xla
-from wm_collect.run_folder import installed_versions
+from wm_collect.versions import installed_versions
 
 Result = Literal["ok", "failed", "warning", "skipped", "info"]
 _COLOURS = {"ok": "green", "failed": "red", "warning": "yellow", "skipped": "dim", "info": "cyan"}

@@ -6,30 +6,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from wm_collect.sinks import Number, read_rows
+from wm_collect.versions import installed_versions
 
 _CONFIG = "config.json"
-_VERSIONED = (
-    "wm-numerics",
-    "wm-collect",
-    "wm-dreamer",
-    "wm-tdmpc2",
-    "wm-multitask",
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "numpy",
-    "orbax-checkpoint",
-    "gymnax",
-    "brax",
-    "playground",
-    "mujoco",
-)
 
 
 class RunFolder:
@@ -198,17 +181,6 @@ class RunFolder:
     def report(self) -> Path:
         """Return the path of the page about the run."""
         return self.path / "report.html"
-
-
-def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages that decide a run's numbers."""
-    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for package in _VERSIONED:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def _config_text(settings: Mapping[str, Any]) -> str:

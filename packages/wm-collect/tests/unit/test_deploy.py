@@ -389,7 +389,7 @@ def test_loading_and_acting_import_neither_environments_nor_training_code(folder
     libraries = {"gymnax", "brax", "mujoco", "mujoco_playground", "flax", "optax", "orbax", "chex"}
     assert not roots & (libraries | {"tyro", "rich", "matplotlib", "wm_numerics"})
     own = {name.split(".")[1] for name in modules if name.startswith("wm_collect.")}
-    assert own == {"actions", "checks", "deploy", "run_folder"}
+    assert own == {"actions", "checks", "deploy", "versions"}
 
 
 def test_the_snippet_in_the_folder_runs_without_this_library(folder, loaded):

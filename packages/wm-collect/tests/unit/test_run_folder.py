@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from wm_collect.run_folder import RunFolder, installed_versions
+from wm_collect.run_folder import RunFolder
 
 
 def test_the_settings_come_back_with_versions_and_command(tmp_path: Path) -> None:
@@ -81,10 +81,3 @@ def test_a_damaged_configuration_is_named(text: str, tmp_path: Path) -> None:
     run.config_path.write_text(text)
     with pytest.raises(ValueError, match=r"config\.json is not a run's configuration"):
         RunFolder.open(run.path)
-
-
-def test_versions_leave_out_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from wm_collect import run_folder
-
-    monkeypatch.setattr(run_folder, "_VERSIONED", ("jax", "no-such-package-anywhere"))
-    assert set(installed_versions()) == {"python", "jax"}

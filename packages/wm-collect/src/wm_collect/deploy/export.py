@@ -14,7 +14,7 @@ from wm_collect.deploy import program
 from wm_collect.deploy.contract import PROGRAM, README, WEIGHTS, write_contract
 from wm_collect.deploy.deployable import Deployable, DeployableAgent
 from wm_collect.deploy.readme import readme_text
-from wm_collect.run_folder import installed_versions
+from wm_collect.versions import installed_versions
 
 _NON_FINITE = (
     "load_policy refuses an observation that is NaN or infinite, also after conversion to float32, "

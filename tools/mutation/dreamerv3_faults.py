@@ -285,15 +285,15 @@ _OF_THE_MODEL = (
     ),
     Fault(
         name="previous_action_kept_at_a_reset_in_training",
-        file=f"{_DREAMER}/rssm.py",
-        before="action = (bounded_action(prev_action * keep))",
-        after="action = bounded_action(prev_action)",
+        file=f"{_DREAMER}/observe_sequence.py",
+        before="flat_rows(bounded_action(prev_action * keep))",
+        after="flat_rows(bounded_action(prev_action))",
         why="the last action of an episode enters the first state of the next",
         tests=(f"{_UPDATE}::test_networks[train_discrete-wm/deter]",),
     ),
     Fault(
         name="blocks_not_masked_at_a_reset",
-        file=f"{_DREAMER}/rssm.py",
+        file=f"{_DREAMER}/observe_sequence.py",
         before="state.deter * keep, state.stoch * keep, blocks * keep[None]",
         after="state.deter * keep, state.stoch * keep, blocks",
         why="of the two layouts of the carried state one keeps the last episode",
@@ -309,7 +309,7 @@ _OF_THE_MODEL = (
     ),
     Fault(
         name="posterior_reads_the_previous_state",
-        file=f"{_DREAMER}/rssm.py",
+        file=f"{_DREAMER}/observe_sequence.py",
         before="posterior = rms_silu(next_deter @ weights.posterior",
         after="posterior = rms_silu(deter @ weights.posterior",
         why="the posterior of a row is given the state before it",
@@ -327,7 +327,7 @@ _OF_THE_MODEL = (
     ),
     Fault(
         name="gradient_of_the_posterior_with_previous_states",
-        file=f"{_DREAMER}/rssm.py",
+        file=f"{_DREAMER}/observe_sequence.py",
         before="posterior=flat_rows(deter).T @ flat_rows(additive.posterior)",
         after="posterior=flat_rows(inputs.deter).T @ flat_rows(additive.posterior)",
         why="the hand-written backward pass takes the state before the row",
@@ -335,7 +335,7 @@ _OF_THE_MODEL = (
     ),
     Fault(
         name="gradient_of_a_bias_is_a_mean",
-        file=f"{_DREAMER}/rssm.py",
+        file=f"{_DREAMER}/observe_sequence.py",
         before='{"kernel": flat_rows(x).T @ rows, "bias": jnp.sum(rows, axis=0)}',
         after='{"kernel": flat_rows(x).T @ rows, "bias": jnp.mean(rows, axis=0)}',
         why="the hand-written backward pass divides by the rows",

@@ -10,6 +10,7 @@ from wm_dreamer.config import MODEL_SIZES, DreamerV3Config, DreamerV3Settings, r
 from wm_dreamer.imagination import Imagined, imagine
 from wm_dreamer.losses import Sequences, loss, sequences
 from wm_dreamer.noise import ActNoise, UpdateNoise, draw_act_noise, draw_update_noise
+from wm_dreamer.observe_sequence import observe
 from wm_dreamer.optimizer import adaptive_gradient_clip, laprop, scale_by_laprop, warmup_schedule
 from wm_dreamer.policy import Decision, PolicyCarry, act, initial_carry
 from wm_dreamer.returns import lambda_return, replay_return
@@ -18,7 +19,6 @@ from wm_dreamer.rssm import (
     RSSMState,
     imagine_step,
     initial_state,
-    observe,
     observe_step,
 )
 from wm_dreamer.schedule import Schedule

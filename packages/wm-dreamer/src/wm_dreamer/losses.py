@@ -27,6 +27,7 @@ from wm_dreamer.action_distributions import (
 from wm_dreamer.config import DreamerV3Config
 from wm_dreamer.imagination import Imagined, imagine, known_products
 from wm_dreamer.noise import UpdateNoise
+from wm_dreamer.observe_sequence import observe
 from wm_dreamer.returns import lambda_return, replay_return
 from wm_dreamer.rssm import Observed, Params, RSSMState, flat_rows
 from wm_numerics import ReturnNormalizer, ReturnNormalizerState, symlog
@@ -247,7 +248,7 @@ def observe_rows(
     """
     n_steps, batch = data.is_first.shape
     embedding = networks.encode(params["encoder"], flat_rows(data.obs), config=config)
-    observed = rssm.observe(
+    observed = observe(
         params["rssm"],
         data.start,
         data.prev_action,

@@ -17,6 +17,7 @@ from wm_collect.evaluate import Trajectory
 from wm_dreamer import networks, rssm
 from wm_dreamer.action_distributions import action_vector
 from wm_dreamer.config import DreamerV3Config
+from wm_dreamer.observe_sequence import observe
 from wm_dreamer.rssm import Observed, Params, RSSMState
 from wm_numerics import symexp
 
@@ -118,7 +119,7 @@ def filter_rows(
         return jnp.broadcast_to(x[:, None], (n_rows, n_samples, *x.shape[1:]))
 
     previous = jnp.concatenate([jnp.zeros_like(actions[:1]), actions[:-1]])
-    return rssm.observe(
+    return observe(
         params["rssm"],
         rssm.initial_state(config, n_samples),
         repeated(previous),

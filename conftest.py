@@ -107,6 +107,23 @@ def _rank_promotion_is_an_error(request: pytest.FixtureRequest) -> Iterator[None
 
 
 @pytest.fixture(scope="module", autouse=True)
+def _programs_are_compiled_in_a_hurry(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile without most of XLA's optimisations, which take longer than a test's programs run.
+
+    The programs that are compared with recordings are those that users get. The programs that a
+    test starts inherit the setting.
+    """
+    if "parity" in request.path.parts:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _compiled_programs_are_dropped() -> Iterator[None]:
     """Drop a module's compiled programs at its end: together they would take gigabytes."""
     yield

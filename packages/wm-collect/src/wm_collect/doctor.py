@@ -25,6 +25,7 @@ from wm_collect.backends.mujoco_import import mujoco_imports
 from wm_collect.compile_cache import enable_compile_cache
 from wm_collect.environment import make_env
 from wm_collect.quiet import quiet_xla
+from wm_collect.render.physics import NoRendererError, open_renderer
 from wm_collect.versions import installed_versions
 
 Result = Literal["ok", "failed", "warning", "skipped", "info"]
@@ -240,13 +241,9 @@ def _rendering() -> tuple[Result, str]:
         import mujoco
 
         try:
-            mujoco.Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 16, 16).close()
-        except Exception as error:  # each OpenGL platform fails in its own way
-            return "info", (
-                f"MuJoCo opens no renderer ({type(error).__name__}: {error}), so Brax and "
-                f"Playground are drawn as curves. On Debian and Ubuntu install libegl1 and "
-                f"libgl1-mesa-dri, or libosmesa6."
-            )
+            open_renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 16, 16).close()
+        except NoRendererError as error:
+            return "info", f"{error} Until then Brax and Playground are drawn as curves."
     return "info", f"MuJoCo draws, with MUJOCO_GL={os.environ.get('MUJOCO_GL', 'unset')}"
 
 

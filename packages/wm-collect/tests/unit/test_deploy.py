@@ -81,6 +81,11 @@ def in_env_units(action):
     return np.array([[0.5, 0.75]]) + np.array([[2.5, 0.25]]) * unit
 
 
+def assert_actions(ours, agent_units):
+    """Compare actions with ones in agent units, to the rounding of bounds of the size of 1."""
+    np.testing.assert_allclose(ours, in_env_units(agent_units), rtol=0, atol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return export_policy(ToyAgent(action_repeat=4), KERNEL, tmp_path_factory.mktemp("p") / "toy")
@@ -108,8 +113,7 @@ def test_a_decision_is_the_agents_in_environment_units(policy):
         action = policy(obs)
         assert action.shape == (2, 2) and action.dtype == np.float32
         counts = [decision, decision]
-        wanted = in_env_units(expected(obs, counts, key_of(5, decision)))
-        np.testing.assert_allclose(action, wanted, rtol=1e-6)
+        assert_actions(action, expected(obs, counts, key_of(5, decision)))
 
 
 def test_actions_stay_inside_the_bounds(tmp_path):
@@ -153,8 +157,7 @@ def test_is_first_forgets_the_carry_of_single_rows(policy):
     policy(obs)
     action = policy(obs, is_first=[False, True])
     np.testing.assert_array_equal(policy.carry["count"], [2, 0])
-    wanted = in_env_units(expected(obs, [2, 0], key_of(5, 2)))
-    np.testing.assert_allclose(action, wanted, rtol=1e-6)
+    assert_actions(action, expected(obs, [2, 0], key_of(5, 2)))
 
 
 def test_the_seed_decides_the_draws_and_rows_do_not_disturb_each_other(loaded):
@@ -180,8 +183,7 @@ def test_observations_that_are_not_finite_are_refused_and_forgotten(policy):
             policy(bad)
     np.testing.assert_array_equal(policy.carry["count"], carry["count"])
     # The draws go on as if the bad observations had never come.
-    wanted = in_env_units(expected(obs, [1, 1], key_of(5, 1)))
-    np.testing.assert_allclose(policy(obs), wanted, rtol=1e-6)
+    assert_actions(policy(obs), expected(obs, [1, 1], key_of(5, 1)))
 
 
 def test_an_action_that_is_not_finite_is_an_error(tmp_path):
@@ -234,7 +236,7 @@ def test_a_carry_can_be_taken_out_and_put_back(policy):
     moment["count"] += 100  # a copy: changes nothing inside
     action = policy(obs)
     np.testing.assert_array_equal(policy.carry["count"], [1, 1])
-    np.testing.assert_allclose(action, in_env_units(expected(obs, [1, 1], key_of(5, 2))), rtol=1e-6)
+    assert_actions(action, expected(obs, [1, 1], key_of(5, 2)))
 
 
 def test_reset_compiles_once_and_ten_thousand_decisions_compile_nothing_and_keep_nothing(folder):
@@ -267,9 +269,7 @@ def test_measuring_the_rate_changes_nothing(policy):
     obs = observations(2)
     policy(obs)
     assert policy.rate(seconds=0.01) > 1
-    np.testing.assert_allclose(
-        policy(obs), in_env_units(expected(obs, [1, 1], key_of(5, 1))), rtol=1e-6
-    )
+    assert_actions(policy(obs), expected(obs, [1, 1], key_of(5, 1)))
 
 
 def test_the_contract_says_what_goes_in_and_out(folder):

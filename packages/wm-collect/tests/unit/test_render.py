@@ -1,4 +1,5 @@
-import gc
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from PIL import Image
 
 from wm_collect import Environment, Trajectory, make_env
 from wm_collect.render import render_episode, save_animation
-from wm_collect.render.physics import NoRendererError
+from wm_collect.render.physics import NoRendererError, open_renderer
 from wm_collect.testing import CounterEnv
 
 pytestmark = pytest.mark.rank_promotion
@@ -158,18 +159,14 @@ def opengl_problem() -> str:
     import mujoco
 
     try:
-        mujoco.Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 16, 16).close()
-    except Exception as error:
-        return f"no OpenGL library works on this machine: {error}"
+        open_renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 16, 16).close()
+    except NoRendererError as error:
+        return str(error)
     return ""
 
 
-# A context that could not be opened complains once more when it is collected.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:.*GLFWError")
 def test_mujoco_draws_where_it_can(mujoco_episode: tuple[Environment, Trajectory]) -> None:
     problem = opengl_problem()
-    gc.collect()
     if problem:
         pytest.skip(problem)
     frames = render_episode(*mujoco_episode, every=3, width=160, height=120)
@@ -177,6 +174,29 @@ def test_mujoco_draws_where_it_can(mujoco_episode: tuple[Environment, Trajectory
     # A scene of many colours, which moves: not an empty buffer.
     assert len(np.unique(frames[0][:120].reshape(-1, 3), axis=0)) > 100
     assert (frames[0][:120] != frames[1][:120]).any()
+
+
+def test_without_a_display_every_renderer_is_refused_with_a_sentence() -> None:
+    """In a process of its own, which a second renderer without a context would end."""
+    code = """
+import gc, mujoco
+from wm_collect.render.physics import NoRendererError, open_renderer
+for _ in range(2):
+    try:
+        open_renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 16, 16)
+    except NoRendererError as error:
+        print(error)
+gc.collect()
+"""
+    hidden = {"DISPLAY", "WAYLAND_DISPLAY"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment["MUJOCO_GL"] = "glfw"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and all("DISPLAY" in line and "libosmesa6" in line for line in lines)
 
 
 def test_without_opengl_a_sentence_and_curves(

@@ -158,8 +158,7 @@ def our_steps(x: np.ndarray, settings: DreamerV3Config) -> np.ndarray:
 def program(settings: DreamerV3Config, *, with_update: bool) -> Callable[..., tuple[Any, ...]]:
     """Return the compiled loss, its gradient, what is computed on the way, and the update."""
 
-    # Compiling takes longer than running, and half as long without LLVM's passes.
-    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
+    @jax.jit
     def run(state: LearnerState, batch: StreamBatch, noise: UpdateNoise) -> tuple[Any, ...]:
         data = sequences(batch, config=settings)
         (total, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(

@@ -13,7 +13,7 @@ from wm_dreamer import diagnostics, networks, open_loop
 from wm_dreamer.action_distributions import action_vector
 from wm_dreamer.diagnostics import EpisodePredictions, diagnose, predict_episode
 
-from .tiny import CONFIG, compiled, moved_learner
+from .tiny import CONFIG, moved_learner
 
 N_ROWS, N_AHEAD = 9, 4
 STARTS = jnp.array([1, 6])
@@ -26,12 +26,9 @@ def episode():
     return obs, rng.standard_normal((N_ROWS - 1, CONFIG.action_dim)).astype(np.float32)
 
 
-quickly_compiled = compiled(predict_episode.__wrapped__, static_argnames=("n_ahead", "config"))
-
-
 def predict(obs, action):
     learner = moved_learner()
-    guess = quickly_compiled(
+    guess = predict_episode(
         learner.params,
         learner.slow_critic,
         obs,

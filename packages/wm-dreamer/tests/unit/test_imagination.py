@@ -17,7 +17,6 @@ from .tiny import (
     DISCRETE,
     assert_trees_close,
     assert_trees_equal,
-    compiled,
     moved_learner,
     random_noise,
 )
@@ -37,7 +36,7 @@ def starts(config=CONFIG):
 
 @functools.cache
 def imagine_program(config=CONFIG):
-    return compiled(functools.partial(imagine, config=config))
+    return jax.jit(functools.partial(imagine, config=config))
 
 
 @functools.cache
@@ -57,7 +56,7 @@ def step_by_step(config=CONFIG):
     """States and actions by the actor and `imagine_step`, one after the other: H + 1 and H."""
     params, noise = moved_learner(config).params, random_noise(config=config)
 
-    @compiled
+    @jax.jit
     def step(state, action_noise, prior_noise):
         outputs = networks.apply(networks.Actor(config), params["actor"], features(state))
         action = action_distribution(outputs, config=config).sample(action_noise)
@@ -119,7 +118,7 @@ def test_preactivations_are_the_heads_own_first_layers(config):
 def test_no_gradient_leaves_imagination():
     """Into no parameter, not into the starts, and not through reparameterised actions."""
 
-    @compiled
+    @jax.jit
     def gradients(params, slow_critic, start):
         def total(params, slow_critic, start):
             out = imagine(params, slow_critic, start, random_noise(), config=CONFIG)

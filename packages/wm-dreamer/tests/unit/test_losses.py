@@ -24,7 +24,6 @@ from .tiny import (
     CONFIG,
     DISCRETE,
     assert_trees_close,
-    compiled,
     fresh_learner,
     leaves_by_path,
     losses_and_gradients,
@@ -266,7 +265,7 @@ def test_values_and_predictions_are_the_heads_at_the_imagined_states(usual):
     ]
     x = jnp.concatenate(states, axis=-1)
 
-    @compiled
+    @jax.jit
     def heads(params, slow):
         critic = networks.critic(CONFIG)
         value, slow_value = (networks.apply(critic, p, x) for p in (params["critic"], slow))

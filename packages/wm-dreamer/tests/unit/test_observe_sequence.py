@@ -11,12 +11,12 @@ from wm_dreamer import observe_sequence, rssm
 from wm_dreamer.rssm import RSSMState
 
 from .rows import B, C, D, S, T, inputs, params_of
-from .tiny import CONFIG, assert_trees_close, compiled, leaves_by_path
+from .tiny import CONFIG, assert_trees_close, leaves_by_path
 
 
 @functools.cache
 def observe_program():
-    return compiled(functools.partial(observe_sequence.observe, config=CONFIG))
+    return jax.jit(functools.partial(observe_sequence.observe, config=CONFIG))
 
 
 def observe(**changes):
@@ -38,7 +38,7 @@ def both():
     shapes = jax.eval_shape(lambda: observe_step_by_step(params_of(), **inputs()))
     weights = [rng.standard_normal(x.shape).astype(np.float32) for x in shapes[:3]]
 
-    @compiled
+    @jax.jit
     def run(params, prev_action, embedding):
         def total(function, params, prev_action, embedding):
             given = inputs() | {"prev_action": prev_action, "embedding": embedding}
@@ -87,7 +87,7 @@ def test_gradients_reach_the_first_row_from_the_last():
         observed = observe_sequence.observe(params_of(), **given, config=CONFIG)
         return jnp.sum(observed.deter[-1] * jnp.arange(1.0, D + 1)[None])
 
-    gradient = compiled(jax.grad(last))(inputs()["embedding"])
+    gradient = jax.jit(jax.grad(last))(inputs()["embedding"])
     assert np.all(np.any(np.asarray(gradient[:-1]) != 0, axis=-1))
     # The last deterministic state does not see its own row's observation.
     np.testing.assert_array_equal(gradient[-1], 0)

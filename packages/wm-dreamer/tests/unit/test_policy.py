@@ -12,7 +12,7 @@ from wm_dreamer.action_distributions import action_distribution, action_vector
 from wm_dreamer.noise import draw_act_noise
 from wm_dreamer.policy import PolicyCarry, act, initial_carry
 
-from .tiny import CONFIG, DISCRETE, assert_trees_equal, compiled, moved_learner
+from .tiny import CONFIG, DISCRETE, assert_trees_equal, moved_learner
 
 E = 4
 BOTH = pytest.mark.parametrize("config", [CONFIG, DISCRETE], ids=["continuous", "discrete"])
@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("config", [CONFIG, DISCRETE], ids=["continuous", 
 
 @functools.cache
 def act_program(config=CONFIG):
-    return compiled(functools.partial(act, config=config))
+    return jax.jit(functools.partial(act, config=config))
 
 
 def rows(seed=0, config=CONFIG):

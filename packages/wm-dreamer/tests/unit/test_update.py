@@ -17,7 +17,6 @@ from .tiny import (
     CONFIG,
     assert_trees_close,
     assert_trees_equal,
-    compiled,
     fresh_learner,
     leaves_by_path,
     losses_and_gradients,
@@ -189,7 +188,7 @@ def optimizer_program():
         steps, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, steps), state
 
-    @compiled
+    @jax.jit
     def both(gradients, params, state, states):
         joint = one(gradients, state, params)
         apart = [one(*x) for x in zip(parts_of(gradients), states, parts_of(params), strict=True)]
@@ -259,7 +258,7 @@ def test_compiled_and_eager_agree():
 def test_two_seeds_at_once_equal_each_alone():
     inputs = [(moved_learner(seed=s), random_batch(s), random_noise(s)) for s in (1, 2)]
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *inputs)
-    together = compiled(jax.vmap(functools.partial(update, config=CONFIG)))(*stacked)
+    together = jax.jit(jax.vmap(functools.partial(update, config=CONFIG)))(*stacked)
     for i, given in enumerate(inputs):
         (learner, written, metrics), (other, other_written, other_metrics) = (
             update_program()(*given),
@@ -340,7 +339,7 @@ def test_memory_grows_by_the_imagined_states_and_not_by_residuals():
         def total(params):
             return loss(params, learner.slow_critic, learner.retnorm, data, noise, config=config)[0]
 
-        program = compiled(jax.grad(total)).lower(learner.params).compile()
+        program = jax.jit(jax.grad(total)).lower(learner.params).compile()
         return program.memory_analysis().temp_size_in_bytes
 
     few, many = temporary(4), temporary(44)

@@ -45,16 +45,13 @@ def make_config(**changes) -> DreamerV3Config:
     return DreamerV3Config(**(SIZES | changes))
 
 
-# Compiling takes longer than running these programs, and half as long without LLVM's passes.
-compiled = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "0"})
-
 CONFIG = make_config()
 DISCRETE = make_config(discrete=True, action_dim=7)
 
 
 @functools.cache
 def fresh_learner(config=CONFIG) -> LearnerState:
-    return compiled(functools.partial(init_learner, config=config))(jax.random.key(0))
+    return jax.jit(functools.partial(init_learner, config=config))(jax.random.key(0))
 
 
 def drawn(tree, seed=1):
@@ -136,7 +133,7 @@ def random_noise(seed=0, config=CONFIG) -> UpdateNoise:
 @functools.cache
 def update_program(config=CONFIG):
     """The compiled update: learner, batch and noise to learner, latents and metrics."""
-    return compiled(functools.partial(update, config=config))
+    return jax.jit(functools.partial(update, config=config))
 
 
 @functools.cache
@@ -147,7 +144,7 @@ def loss_program(config=CONFIG):
     of one term.
     """
 
-    @compiled
+    @jax.jit
     def run(learner, data, noise, weights):
         def weighted(params):
             total, outputs = loss(

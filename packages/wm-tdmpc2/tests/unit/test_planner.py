@@ -224,7 +224,12 @@ def test_a_batch_of_environments_plans_as_each_would_alone_with_the_same_pairs()
     key = jax.random.key(9)
     actions, means, _ = act(moved_learner(CONFIG), mean, obs, is_first, key)
     draws = [draw_plan_noise(k, config=CONFIG) for k in jax.random.split(key, 3)]
+    moved = []
     for i, noise in enumerate(draws):
         alone = decide(obs[i], mean[i], is_first[i], noise._replace(q_pair=draws[0].q_pair))
-        np.testing.assert_allclose(actions[i], alone.action, atol=1e-5)
-        np.testing.assert_allclose(means[i], alone.mean, atol=1e-5)
+        # Batched products round differently, which the plan's weights amplify.
+        np.testing.assert_allclose(actions[i], alone.action, atol=1e-4)
+        np.testing.assert_allclose(means[i], alone.mean, atol=1e-4)
+        with_own_pair = decide(obs[i], mean[i], is_first[i], noise)
+        moved.append(np.max(np.abs(with_own_pair.mean - alone.mean)))
+    assert max(moved) > 4e-4

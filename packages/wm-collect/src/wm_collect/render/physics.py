@@ -1,5 +1,6 @@
 """Pictures of Brax and Playground states by MuJoCo's off-screen renderer."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,33 @@ def model_of(source: Any) -> Any | None:
     """Return the MuJoCo model of a library's environment object, or None if it has none."""
     system = getattr(source, "sys", None)
     return getattr(source, "mj_model", None) or getattr(system, "mj_model", None)
+
+
+def open_renderer(model: Any, width: int, height: int) -> Any:
+    """Return a `mujoco.Renderer` of a model, to be closed by the caller.
+
+    Raises:
+        NoRendererError: no OpenGL library works here.
+    """
+    with mujoco_imports(), warnings.catch_warnings():
+        import glfw
+        import mujoco
+
+        # Without a display GLFW only warns. MuJoCo would go on without a context, which fails once
+        # and ends the process at the second renderer.
+        warnings.simplefilter("error", glfw.GLFWError)
+        try:
+            # A context that could not be opened is deleted as if it had been.
+            if not hasattr(mujoco.GLContext, "_context"):
+                mujoco.GLContext._context = None
+            return mujoco.Renderer(model, height, width)
+        except Exception as error:  # each OpenGL platform fails in its own way
+            raise NoRendererError(
+                f"MuJoCo could not open an off-screen renderer ({type(error).__name__}: {error}). "
+                f"Install an OpenGL library (on Debian and Ubuntu: libegl1 and libgl1-mesa-dri, or "
+                f"libosmesa6), set MUJOCO_GL=egl or MUJOCO_GL=osmesa before Python starts, and try "
+                f"again."
+            ) from error
 
 
 def draw(
@@ -46,15 +74,7 @@ def draw(
         # A picture may be larger than the buffer the model declares.
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
         model.vis.global_.offheight = max(model.vis.global_.offheight, height)
-        try:
-            renderer = mujoco.Renderer(model, height, width)
-        except Exception as error:  # each OpenGL platform fails in its own way
-            raise NoRendererError(
-                f"MuJoCo could not open an off-screen renderer ({type(error).__name__}: {error}). "
-                f"Install an OpenGL library (on Debian and Ubuntu: libegl1 and libgl1-mesa-dri, or "
-                f"libosmesa6), set MUJOCO_GL=egl or MUJOCO_GL=osmesa before Python starts, and try "
-                f"again."
-            ) from error
+        renderer = open_renderer(model, width, height)
         try:
             for step in steps:
                 for name, values in poses.items():

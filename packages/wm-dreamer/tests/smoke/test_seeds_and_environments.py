@@ -1,6 +1,7 @@
 """Several seeds in one program, both ways of collecting, and what stops a run."""
 
 import dataclasses
+import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -142,8 +143,12 @@ def test_parameters_that_are_not_finite_stop_the_run(alone):
         pendulum().train(seed=5, n_timesteps=12, initial_state=broken, **OPTIONS)
 
 
+# Not imported here: the first import decides how MuJoCo draws, which is the library's to choose.
+@pytest.mark.skipif(
+    importlib.util.find_spec("mujoco_playground") is None,
+    reason="needs wm-dreamer[playground]",
+)
 def test_a_playground_task_trains():
-    pytest.importorskip("mujoco_playground")
     agent = DreamerV3(
         "CartpoleBalance",
         **TINY | {"episode_length": 20, "action_repeat": 2, "replay_capacity": CAPACITY},

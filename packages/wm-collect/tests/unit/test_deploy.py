@@ -18,6 +18,8 @@ from wm_collect.compile_cache import count_compilations
 from wm_collect.deploy import Deployable, export_policy, load_policy
 from wm_collect.testing import CounterEnv
 
+pytestmark = pytest.mark.full_optimisation
+
 OBS_DIM = 3
 LOW, HIGH = (-2.0, 0.5), (3.0, 1.0)
 
@@ -82,8 +84,8 @@ def in_env_units(action):
 
 
 def assert_actions(ours, agent_units):
-    """Compare actions with ones in agent units, to the rounding of bounds of the size of 1."""
-    np.testing.assert_allclose(ours, in_env_units(agent_units), rtol=0, atol=1e-6)
+    """Compare actions in environment units with ones in agent units."""
+    np.testing.assert_allclose(ours, in_env_units(agent_units), rtol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,11 @@
 """Several seeds in one program, several environments per seed, and what a run refuses."""
 
-import re
+import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from wm_collect.failures import TrainingDiverged
 from wm_collect.testing import ActionRewardEnv, CounterEnv
 from wm_tdmpc2 import TDMPC2
 
@@ -72,55 +70,40 @@ def test_steps_of_all_environments_are_counted(agent, alone):
     assert series["Train/n_updates"][-1] == 40 + (STEPS - 42)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "terminates", "sentence"),
-    [
-        ([8, 8], [False, True], r"terminated \d+ episode"),
-        ([8, 5], [False, False], "off schedule"),
-    ],
-    ids=["terminates after all", "off schedule"],
-)
-def test_an_environment_that_is_not_what_it_declares_stops_the_run(lengths, terminates, sentence):
-    """Collected without learning, which `wm_collect` stops for any agent that complains."""
-    env = CounterEnv(lengths, terminates=terminates, episode_length=8, declare_fixed_length=True)
-    algorithm = TDMPC2(env, seed_steps=30, **TINY).algorithm(29)
-
-    @jax.jit
-    def run(key):
-        def tick(i, state):
-            return algorithm.collect(state, i, jax.random.fold_in(key, i))[0]
-
-        return algorithm.counters(jax.lax.fori_loop(0, 29, tick, algorithm.init(key)))
-
-    counters = {name: int(count) for name, count in run(jax.random.key(0)).items()}
-    assert re.search(sentence, algorithm.check(counters))
+def test_an_environment_that_terminates_after_all_stops_the_run():
+    env = CounterEnv([8, 5], terminates=[False, True], episode_length=8, declare_fixed_length=True)
+    agent = TDMPC2(env, seed_steps=30, **TINY)
+    with pytest.raises(ValueError, match=r"terminated \d+ episode"):
+        agent.train(seed=0, n_timesteps=29, num_episode_test=0, progress=False)
 
 
-# One program for the tests that go on from two trained seeds.
-FURTHER = {"seed": [3, 5], "n_timesteps": 16, "num_episode_test": 2, "progress": False}
+def test_an_environment_off_its_schedule_stops_the_run():
+    env = CounterEnv([8, 5], episode_length=8, declare_fixed_length=True)
+    agent = TDMPC2(env, seed_steps=30, **TINY)
+    with pytest.raises(ValueError, match="off schedule"):
+        agent.train(seed=0, n_timesteps=29, num_episode_test=0, progress=False)
 
 
-def with_lost_encoders(state, seeds):
-    """A copy of a state, which training may consume, with an encoder of NaN for these seeds."""
-
-    def lost(path, leaf):
-        name = jax.tree_util.keystr(path)
-        if "encoder" in name and "wm_params" in name:
-            return leaf.at[np.array(seeds)].set(np.nan)
-        return leaf.copy()
-
-    return jax.tree_util.tree_map_with_path(lost, state)
-
-
-def test_a_run_stops_when_no_seed_is_finite(agent, pair):
-    with pytest.raises(TrainingDiverged, match="diverged"):
-        agent.train(initial_state=with_lost_encoders(pair[0], [0, 1]), **FURTHER)
+def test_parameters_that_are_not_finite_stop_the_run(agent):
+    diverging = dataclasses.replace(agent.config, learning_rate=1e30)
+    broken = TDMPC2(ActionRewardEnv(episode_length=8), n_envs=2, seed_steps=40, **TINY)
+    broken.config = diverging
+    with pytest.raises(RuntimeError, match="diverged"):
+        broken.train(seed=0, n_timesteps=STEPS, num_episode_test=0, progress=False)
 
 
 def test_a_seed_that_is_not_finite_stops_alone(agent, pair):
     state, _ = pair
-    well, well_series = agent.train(initial_state=jax.tree.map(jnp.copy, state), **FURTHER)
-    after, series = agent.train(initial_state=with_lost_encoders(state, [1]), **FURTHER)
+
+    def poisoned(path, leaf):
+        if "encoder" in jax.tree_util.keystr(path) and "wm_params" in jax.tree_util.keystr(path):
+            return leaf.at[1].set(np.nan)
+        return leaf.copy()  # training consumes the state
+
+    options = {"seed": [3, 5], "n_timesteps": 16, "num_episode_test": 2, "progress": False}
+    sick = jax.tree_util.tree_map_with_path(poisoned, state)
+    well, well_series = agent.train(initial_state=jax.tree.map(jax.numpy.copy, state), **options)
+    after, series = agent.train(initial_state=sick, **options)
     for (path, a), b in zip(
         jax.tree_util.tree_leaves_with_path(well), jax.tree.leaves(after), strict=True
     ):
